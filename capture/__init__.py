@@ -1,0 +1,1 @@
+"""What happens to captured values: outputs, sampling, data, runs and the files they end in."""

@@ -1,0 +1,1 @@
+"""The offline run: plan, batches, forward, rows on disk."""
