@@ -13,8 +13,8 @@ class HostCopy:
     """Copies the outputs of one device to the host, step after step; one per run.
 
     On an accelerator the copies run on a stream of their own, behind the stream that made the tensors, into pinned
-    memory. That memory comes from torch's pinned allocator, which hands a buffer out again only after the last tensor on
-    it is gone and its copy is done: a consumer may keep what it got for as long as it likes.
+    memory. That memory comes from torch's pinned allocator, which hands a buffer out again only after the last tensor
+    on it is gone and its copy is done: a consumer may keep what it got for as long as it likes.
     """
 
     def __init__(self, device: torch.device | str) -> None:

@@ -26,7 +26,7 @@ class RowLayout:
 
     row_counts: rows of each request; 0 is allowed.
     first_positions: position, in its request, of each request's first row.
-    prompt_counts: how many of each request's rows, its first ones, are prompt rows; they are kept whatever is committed.
+    prompt_counts: how many of each request's rows, its first ones, are prompt rows: kept, whatever is committed.
     row_starts: row of the batch tensor where each request begins; `None` when they lie one after the other.
     """
 
@@ -47,8 +47,8 @@ class RowLayout:
         ):
             if count < 0 or position < 0 or not 0 <= prompt <= count:
                 raise UsageError(
-                    f"request {index} has {count} rows from position {position}, {prompt} of them prompt rows; expected "
-                    "no negative number and at most as many prompt rows as rows."
+                    f"request {index} has {count} rows from position {position}, {prompt} of them prompt rows; "
+                    "expected no negative number and at most as many prompt rows as rows."
                 )
         self._check_rows_apart()
 
@@ -100,10 +100,9 @@ class RowLayout:
         Raises:
             UsageError: with another number of rows than the layout's, or too few for its row starts.
         """
-        found = len(column) if not isinstance(column, Tensor) or column.dim() else None
-        needed = max((s + c for s, c in zip(self.starts, self.row_counts, strict=True)), default=0)
-        fits = found == needed if self.row_starts is None else found is not None and found >= needed
-        if not fits:
+        found = 0 if isinstance(column, Tensor) and column.dim() == 0 else len(column)
+        needed = max((start + count for start, count in zip(self.starts, self.row_counts, strict=True)), default=0)
+        if found < needed or (self.row_starts is None and found > needed):
             raise UsageError(
                 f"column {name!r} needs {needed} rows, those of {len(self.row_counts)} requests; found {found}."
             )
@@ -116,8 +115,8 @@ class RowLayout:
         """
         if not len(batch.reqs) == len(commits) == len(self.row_counts):
             raise UsageError(
-                f"one request and one commit per entry of the row layout are due: found {len(self.row_counts)} entries, "
-                f"{len(batch.reqs)} requests and {len(commits)} commits."
+                "one request and one commit per entry of the row layout are due: found "
+                f"{len(self.row_counts)} entries, {len(batch.reqs)} requests and {len(commits)} commits."
             )
         kept = []
         for index, (request, commit, start) in enumerate(zip(batch.reqs, commits, self.starts, strict=True)):
