@@ -16,6 +16,7 @@ from .ragged_rows import RaggedRows
 from .requests import Batch, Request, Rows, RowSink
 from .row_buffer import RowBuffer
 from .row_layout import KeptRows, RowLayout
+from .step_rows import DeviceStepRows, HostStepRows
 
 __all__ = [
     "Batch",
@@ -26,9 +27,11 @@ __all__ = [
     "CopyTensor",
     "DeviceAuxiliaryOutput",
     "DeviceHiddenStates",
+    "DeviceStepRows",
     "HostAuxiliaryOutput",
     "HostCopy",
     "HostHiddenStates",
+    "HostStepRows",
     "KeptRows",
     "PendingHostCopy",
     "PipelineParallelAuxiliaryOutput",
