@@ -1,1 +1,30 @@
 """How values leave a model: taps on its layers, the residual stream read from a layer, early stop."""
+
+from .collector import Collector, drop_inert_hooks
+from .errors import TapError
+from .positions import PositionsError, RealPositions, lone_pad_id, real_positions
+from .slots import ClonedStates, GatheredRows
+from .tap import ActiveTap, Captured, tap
+from .taps import Final, Taps
+from .truth import FinalNorm, Truth, Watch, probe
+
+__all__ = [
+    "ActiveTap",
+    "Captured",
+    "ClonedStates",
+    "Collector",
+    "Final",
+    "FinalNorm",
+    "GatheredRows",
+    "PositionsError",
+    "RealPositions",
+    "TapError",
+    "Taps",
+    "Truth",
+    "Watch",
+    "drop_inert_hooks",
+    "lone_pad_id",
+    "probe",
+    "real_positions",
+    "tap",
+]

@@ -1,0 +1,211 @@
+"""The hooks of one set of taps: attached to a model once, armed for one forward at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..models.decoder import Decoder
+from .errors import TapError
+from .residual import read_input, read_output
+from .slots import Slots
+from .taps import Taps
+
+
+class StopForward(Exception):  # noqa: N818 - a signal, and an Exception so that FSDP2's clean-up hooks run
+    """Ends a forward whose later values nobody wants; only the collector that raised it may swallow it."""
+
+    def __init__(self, owner: Collector) -> None:
+        super().__init__("the forward was stopped after its last tap")
+        self.owner = owner
+
+
+class TapHook:
+    """One tap's hook. A copy of it (deepcopy, pickle) is inert: it belongs to no collector and does nothing."""
+
+    def __init__(self, collector: Collector | None, slot: int, where: str) -> None:
+        self._collector, self._slot, self._where = collector, slot, where
+
+    @property
+    def inert(self) -> bool:
+        return self._collector is None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)(None, self._slot, self._where)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[None, int, str]]:
+        return type(self), (None, self._slot, self._where)
+
+
+def drop_inert_hooks(model: nn.Module) -> None:
+    """Remove the hooks that came along when a tapped model was copied."""
+    for module in model.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for key in [k for k, hook in hooks.items() if isinstance(hook, TapHook) and hook.inert]:
+                del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+class OutputHook(TapHook):
+    """Takes the residual stream from a decoder layer's output, or the output of the final norm."""
+
+    def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        if self._collector is not None and self._collector.listening:
+            self._collector.receive(self._slot, read_output(output, self._where))
+
+
+class InputHook(TapHook):
+    """Takes the tensor that enters a decoder layer or the final norm."""
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._collector is not None and self._collector.listening:
+            self._collector.receive(self._slot, read_input(args, kwargs, self._where))
+
+
+@dataclass
+class _Forward:
+    """What one armed forward has seen so far; `seen` holds shape and dtype of each tap's first state."""
+
+    slots: Slots
+    B: int
+    S: int
+    stop: bool
+    fired: list[int]
+    seen: dict[int, tuple[torch.Size, torch.dtype]] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        return all(self.fired)
+
+
+class Collector:
+    """Hooks on the modules that `taps` name.
+
+    The state of an armed forward is kept per thread: two threads that run one model each get their own values, and a
+    forward that nobody armed leaves no trace. A firing inside backward (activation checkpointing runs layers again) is
+    ignored.
+    """
+
+    def __init__(self, decoder: Decoder, taps: Taps, norm: nn.Module | None = None) -> None:
+        """`norm`: the final norm; needed when `taps` ask for its states."""
+        self.taps = taps
+        self._decoder, self._norm = decoder, norm
+        self._handles: list[RemovableHandle] = []
+        self._local = threading.local()
+
+    @property
+    def attached(self) -> bool:
+        return bool(self._handles)
+
+    def attach(self) -> None:
+        """Register the hooks, last on each module, so that they see what the next module sees."""
+        if self.attached:
+            return
+        layers, K = self._decoder.layers, len(self.taps.boundaries)
+        for slot, b in enumerate(self.taps.boundaries):
+            if b == 0:
+                hook = InputHook(self, slot, self._decoder.layer_path(0))
+                self._handles.append(layers[0].register_forward_pre_hook(hook, with_kwargs=True))
+            else:
+                output_hook = OutputHook(self, slot, self._decoder.layer_path(b - 1))
+                self._handles.append(layers[b - 1].register_forward_hook(output_hook))
+        if self.taps.pre_norm:
+            self._handles.append(
+                self._final_norm().register_forward_pre_hook(InputHook(self, K, "the final norm"), with_kwargs=True)
+            )
+        if self.taps.post_norm:
+            slot = K + self.taps.pre_norm
+            self._handles.append(self._final_norm().register_forward_hook(OutputHook(self, slot, "the final norm")))
+
+    def detach(self) -> None:
+        """Remove the hooks; a second call does nothing."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    @property
+    def listening(self) -> bool:
+        return getattr(self._local, "forward", None) is not None
+
+    @contextmanager
+    def armed(self, slots: Slots, B: int, S: int, *, stop: bool = False) -> Iterator[None]:
+        """Collect one forward over a (B, S) batch into `slots`; with `stop`, end it once every tap has fired.
+
+        Raises:
+            TapError: on leaving, if a tap did not fire exactly once with a floating (B, S, H) tensor of one dtype.
+        """
+        if self.listening:
+            raise TapError(
+                "a captured forward of these taps is already under way in this thread; they cannot be nested."
+            )
+        forward = _Forward(slots, B, S, stop, [0] * len(self.taps.names))
+        self._local.forward = forward
+        try:
+            yield
+        except StopForward as signal:
+            if signal.owner is not self:
+                raise
+        finally:
+            self._local.forward = None
+        self._check(forward)
+
+    def receive(self, slot: int, state: Tensor) -> None:
+        """Called by the hooks while armed."""
+        if torch._C._current_graph_task_id() != -1:  # inside backward
+            return
+        forward: _Forward = self._local.forward
+        forward.fired[slot] += 1
+        if forward.fired[slot] > 1:
+            return
+        forward.seen[slot] = (state.shape, state.dtype)
+        if self._fits(forward, state.shape, state.dtype):
+            forward.slots.store(slot, state)
+        if forward.stop and forward.finished:
+            raise StopForward(self)
+
+    def _fits(self, forward: _Forward, shape: torch.Size, dtype: torch.dtype) -> bool:
+        widths = self._decoder.widths
+        return (
+            len(shape) == 3
+            and tuple(shape[:2]) == (forward.B, forward.S)
+            and (not widths or shape[2] in widths)
+            and dtype.is_floating_point
+        )
+
+    def _final_norm(self) -> nn.Module:
+        if self._norm is None:
+            raise TapError("norm states were asked for, but no final norm was found in this model.")
+        return self._norm
+
+    def _check(self, forward: _Forward) -> None:
+        silent = [name for name, count in zip(self.taps.names, forward.fired, strict=True) if count == 0]
+        if silent:
+            raise TapError(
+                f"{', '.join(silent)} of {type(self._decoder.model).__name__} did not fire in this forward. If the model was "
+                "compiled before the taps were attached, attach them first, call torch._dynamo.reset(), or run under "
+                'torch.compiler.set_stance("force_eager"); otherwise the model skips these layers for this input.'
+            )
+        again = [name for name, count in zip(self.taps.names, forward.fired, strict=True) if count > 1]
+        if again:
+            raise TapError(
+                f"{', '.join(again)} fired {max(forward.fired)} times in one forward: the model runs these layers in a loop, "
+                "so one layer id names several states. This model needs an adapter."
+            )
+        for slot, (shape, dtype) in forward.seen.items():
+            if not self._fits(forward, shape, dtype):
+                raise TapError(
+                    f"{self.taps.names[slot]} gave a {str(dtype).removeprefix('torch.')} tensor {tuple(shape)}; expected a "
+                    f"floating tensor ({forward.B}, {forward.S}, H) with H in {sorted(self._decoder.widths)}."
+                )
+        dtypes = {dtype for _, dtype in forward.seen.values()}
+        if len(dtypes) > 1:
+            raise TapError(
+                f"the taps gave different dtypes {sorted(str(d) for d in dtypes)}: attach them after mixed-precision "
+                "wrappers, so that all see the same side of the casts."
+            )

@@ -1,0 +1,157 @@
+"""`tap(...)`: hidden states of single forwards, for as long as a `with` block lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.call import cache_in, without_cache
+from ..models.decoder import find_decoder
+from ..models.errors import UsageError
+from ..models.layer_ids import Convention, to_boundaries
+from .collector import Collector
+from .positions import RealPositions, lone_pad_id, real_positions
+from .slots import ClonedStates
+from .taps import Final, Taps
+from .truth import probe
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What one forward gave.
+
+    Attributes:
+        aux_hidden_states: K tensors (B, S, H) in the order of the layer ids, in the model's dtype and memory of their own.
+            Rows of padding hold whatever the model computed there; `rows` leaves them out.
+        pre_norm, post_norm: (B, S, H), or None if not asked for.
+        output: the model's own output, or None where the forward was stopped after its last tap.
+        positions: which positions of the batch are real.
+    """
+
+    aux_hidden_states: tuple[Tensor, ...]
+    pre_norm: Tensor | None
+    post_norm: Tensor | None
+    output: Any
+    positions: RealPositions
+
+    def rows(self) -> Tensor:
+        """(T, K, H): the real rows alone, batch row after batch row."""
+        index = self.positions.flat_index()
+        flat = [state.reshape(-1, state.shape[-1]) for state in self.aux_hidden_states]
+        return torch.stack([state.index_select(0, index.to(state.device)) for state in flat], 1)
+
+
+class ActiveTap:
+    """Taps that are attached; made by `tap`."""
+
+    def __init__(self, model: nn.Module, collector: Collector, *, stop_early: bool | None) -> None:
+        self._model, self._collector, self._stop_early = model, collector, stop_early
+
+    def run(
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        lengths: Sequence[int] | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Captured:
+        """One forward of the model.
+
+        Args:
+            input_ids: (B, S) int64; or give `inputs_embeds` (B, S, H) among `kwargs`.
+            lengths: (B,) real tokens of each row, padded on the right. The model is given no mask for them: causality alone
+                makes the real rows exact.
+            attention_mask: (B, S) of 0 and 1, padded on either side; it is passed on to the model.
+            kwargs: passed on to the model. No KV cache is built unless `use_cache=True` or a cache is among them.
+
+        Raises:
+            PositionsError: lengths or a mask that do not fit, a mask with a hole, or padding that nothing tells apart.
+            UsageError: a KV cache together with `stop_early=True`.
+            TapError: a tap did not fire exactly once with one (B, S, H) tensor.
+        """
+        cached = bool(kwargs.get("use_cache")) or cache_in(kwargs) is not None
+        if self._stop_early and cached:
+            raise UsageError(
+                "a KV cache and early stop cannot go together: the layers after the last tap would be missing from the cache. "
+                "Leave stop_early at None, or make it False."
+            )
+        shape = _batch_shape(input_ids, kwargs)
+        pad = lone_pad_id(getattr(self._model, "config", None))
+        positions = real_positions(input_ids, *shape, lengths=lengths, attention_mask=attention_mask, lone_pad_id=pad)
+        if attention_mask is not None:
+            kwargs["attention_mask"] = attention_mask
+        if input_ids is not None:
+            kwargs["input_ids"] = input_ids
+        stop = self._stop_early is not False and not cached
+        return self._forward(shape, positions, kwargs if cached else without_cache(self._model) | kwargs, stop)
+
+    def _forward(
+        self, shape: tuple[int, int], positions: RealPositions, kwargs: dict[str, Any], stop: bool
+    ) -> Captured:
+        taps = self._collector.taps
+        slots = ClonedStates(len(taps.names))
+        output = None
+        with self._collector.armed(slots, *shape, stop=stop):
+            output = self._model(**kwargs)
+        states = [state for state in slots.states if state is not None]
+        K = len(taps.boundaries)
+        return Captured(
+            aux_hidden_states=tuple(states[:K]),
+            pre_norm=states[K] if taps.pre_norm else None,
+            post_norm=states[-1] if taps.post_norm else None,
+            output=output,
+            positions=positions,
+        )
+
+
+@contextmanager
+def tap(
+    model: nn.Module,
+    layer_ids: Sequence[int],
+    convention: Convention = "layer_output",
+    final: Final = "none",
+    stop_early: bool | None = None,
+) -> Iterator[ActiveTap]:
+    """Attach taps to `model` for the length of a `with` block; afterwards the model is as it was.
+
+    The model is run once over ten tokens on entering, to see that each tap is true: see `hooks.truth`.
+
+    Args:
+        layer_ids: strictly increasing ids under `convention`.
+        convention: ``layer_output`` (id k = output of 0-based layer k) or ``boundary`` (id k = after k layers).
+        final: norm states to take too: ``none``, ``pre``, ``post`` or ``both``.
+        stop_early: end each forward when every tap has fired. None does so unless a KV cache is being filled;
+            False runs the whole model, so that `Captured.output` is there.
+
+    Raises:
+        LayerIdError, LayerIdTypeError: ids that name no layers.
+        DecoderNotFoundError: the decoder layers cannot be found.
+        TapError: a layer's output is not what the next one takes in, or there is no final norm to tap.
+    """
+    if stop_early and final != "none":
+        raise UsageError(
+            f"stop_early=True ends the forward before the final norm, but final={final!r} asks for its states."
+        )
+    decoder = find_decoder(model)
+    taps = Taps(to_boundaries(layer_ids, decoder.n, convention), final)
+    truth = probe(decoder)
+    truth.require(decoder, taps.boundaries)
+    norm = truth.require_norm(decoder).module if final != "none" else None
+    collector = Collector(decoder, taps, norm)
+    collector.attach()
+    try:
+        yield ActiveTap(model, collector, stop_early=stop_early)
+    finally:
+        collector.detach()
+
+
+def _batch_shape(input_ids: Tensor | None, kwargs: dict[str, Any]) -> tuple[int, int]:
+    source = input_ids if input_ids is not None else kwargs.get("inputs_embeds")
+    if not isinstance(source, Tensor) or source.ndim < 2:
+        raise UsageError("expected input_ids (B, S), or inputs_embeds (B, S, H).")
+    return int(source.shape[0]), int(source.shape[1])

@@ -1,0 +1,76 @@
+"""Which positions of a batch are real."""
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from hiddentap.hooks import PositionsError, RealPositions, lone_pad_id, real_positions
+
+
+def test_lengths_name_the_first_positions_of_each_row() -> None:
+    positions = RealPositions.from_lengths([3, 5, 2], 3, 5)
+    assert positions.flat_index().tolist() == [0, 1, 2, 5, 6, 7, 8, 9, 10, 11]
+    assert (positions.T, positions.all_real) == (10, False)
+
+
+def test_a_left_padded_mask_names_the_last_positions() -> None:
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    positions = RealPositions.from_attention_mask(mask, 2, 4)
+    assert (positions.starts, positions.lengths) == ((2, 0), (2, 4))
+    assert positions.flat_index().tolist() == [2, 3, 4, 5, 6, 7]
+
+
+def test_a_mask_wider_than_the_call_speaks_of_its_last_columns() -> None:
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    positions = RealPositions.from_attention_mask(mask, 2, 1)
+    assert (positions.starts, positions.lengths) == ((0, 0), (1, 1))
+
+
+def test_a_hole_is_refused_even_with_lengths_beside_it() -> None:
+    mask = torch.tensor([[1, 0, 1]])
+    with pytest.raises(PositionsError, match="row 0 of attention_mask has a hole"):
+        real_positions(None, 1, 3, lengths=[3], attention_mask=mask)
+
+
+def test_a_row_without_a_real_position_is_refused() -> None:
+    with pytest.raises(PositionsError, match="row 1 of attention_mask has no real position"):
+        RealPositions.from_attention_mask(torch.tensor([[1, 1], [0, 0]]), 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "text"),
+    [
+        ([3], "expected one length for each of the 2 rows"),
+        ([3, 0], "length of row 1 is 0"),
+        ([6, 2], "length of row 0 is 6"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused(lengths: list[int], text: str) -> None:
+    with pytest.raises(PositionsError, match=text):
+        RealPositions.from_lengths(lengths, 2, 5)
+
+
+def test_without_lengths_and_mask_every_position_is_real_even_one_that_holds_a_shared_pad_id() -> None:
+    config = LlamaConfig(vocab_size=32, pad_token_id=2, eos_token_id=2, bos_token_id=1)
+    assert lone_pad_id(config) is None
+    ids = torch.tensor([[1, 5, 2], [1, 2, 2]])
+    assert real_positions(ids, 2, 3, lone_pad_id=lone_pad_id(config)).lengths == (3, 3)
+
+
+def test_a_pad_id_with_no_other_role_at_an_edge_asks_for_a_mask() -> None:
+    config = LlamaConfig(vocab_size=32, pad_token_id=0, eos_token_id=[2, 3], bos_token_id=1)
+    assert lone_pad_id(config) == 0
+    with pytest.raises(PositionsError, match="row 1 begins or ends with the pad id 0"):
+        real_positions(torch.tensor([[1, 5, 2], [1, 2, 0]]), 2, 3, lone_pad_id=0)
+    with pytest.raises(PositionsError, match="row 0 begins or ends with the pad id 0"):
+        real_positions(torch.tensor([[0, 5, 2]]), 1, 3, lone_pad_id=0)
+
+
+def test_a_pad_id_inside_a_row_is_a_token_like_any_other() -> None:
+    assert real_positions(torch.tensor([[1, 0, 2]]), 1, 3, lone_pad_id=0).lengths == (3,)
+
+
+def test_a_mask_of_another_form_needs_lengths() -> None:
+    with pytest.raises(PositionsError, match="give lengths= as well"):
+        real_positions(None, 1, 3, attention_mask=torch.ones(1, 1, 3, 3))
+    assert real_positions(None, 1, 3, attention_mask=torch.ones(1, 1, 3, 3), lengths=[2]).lengths == (2,)
