@@ -1,0 +1,163 @@
+"""Bytes to disk and back: whole reads and writes, a full disk told as such, names that appear only when complete."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from ...models.errors import RunError
+from .errors import DiskFullError, ShardError
+
+COPY_BYTES = 4 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+@contextmanager
+def full_disk_explained(path: Path, needed: int) -> Iterator[None]:
+    """Turn "no space left", "over quota" and "file too large" into a DiskFullError for `needed` bytes at `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        stats = os.statvfs(path.parent)
+        free = stats.f_bavail * stats.f_frsize
+        raise DiskFullError(
+            f"no room for {path.name} in {path.parent}: {needed} bytes needed, {free} free ({error.strerror}). "
+            "Make room or raise the quota, then run again: sealed shards are kept."
+        ) from error
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor of any dtype, without a copy."""
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    return flat.numpy().data
+
+
+def array_bytes(array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> memoryview:
+    """The memory of a contiguous array, without a copy."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def write_all(fd: int, data: Buffer, offset: int) -> None:
+    """Write every byte of `data` at `offset`; one call of the system may write less than asked (2 GiB at most)."""
+    view = memoryview(data)
+    while len(view):
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def read_all(fd: int, view: memoryview, offset: int, path: Path) -> None:
+    """Fill `view` from `offset`; ShardError where the file ends before."""
+    while len(view):
+        count = os.preadv(fd, [view], offset)
+        if count == 0:
+            raise ShardError(
+                f"{path}: ends at byte {offset}, {len(view)} more were due: it changed since it was opened."
+            )
+        view, offset = view[count:], offset + count
+
+
+def copy_range(source: int, source_start: int, target: int, target_start: int, count: int, path: Path) -> None:
+    """Copy `count` bytes between open files through a bounded buffer; `path` names the source in errors."""
+    buffer = memoryview(bytearray(min(count, COPY_BYTES)))
+    done = 0
+    while done < count:
+        part = buffer[: min(COPY_BYTES, count - done)]
+        read_all(source, part, source_start + done, path)
+        write_all(target, part, target_start + done)
+        done += len(part)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names created or renamed in `folder` survive a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`: readers see the old file or the whole new one. Mode 0666 less the umask."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with full_disk_explained(path, len(data)):
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                write_all(fd, data, 0)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+class UnsealedFile:
+    """A safetensors file in the making, under a temporary name, its header length zero until `seal`.
+
+    Readers know neither the name nor, with that length, the content. `discard` removes it.
+    """
+
+    def __init__(self, target: Path, suffix: str = ".open") -> None:
+        self.target = target
+        self.path = target.with_name(target.name + suffix)
+        self._fd: int | None = None
+        try:
+            # The mode given at creation obeys the umask, a later chmod would not.
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError as error:
+            raise RunError(
+                f"{self.path} exists: another process writes this shard, or one was killed; remove it in that case."
+            ) from error
+
+    @property
+    def fd(self) -> int:
+        if self._fd is None:
+            raise RunError(f"{self.path} is closed: it was sealed or discarded.")
+        return self._fd
+
+    def reserve(self, size: int) -> None:
+        """Take `size` bytes of disk now, so that a full disk is met before the first row."""
+        with full_disk_explained(self.target, size):
+            os.posix_fallocate(self.fd, 0, size)
+
+    def write(self, data: Buffer, offset: int) -> None:
+        with full_disk_explained(self.target, offset + len(data)):
+            write_all(self.fd, data, offset)
+
+    def read(self, view: memoryview, offset: int) -> None:
+        read_all(self.fd, view, offset, self.path)
+
+    def copy_from(self, source: int, source_start: int, start: int, count: int, path: Path) -> None:
+        with full_disk_explained(self.target, start + count):
+            copy_range(source, source_start, self.fd, start, count, path)
+
+    def seal(self, header: bytes) -> None:
+        """Data and header to disk first, the header's length after them, the name last."""
+        self.write(header, 8)
+        os.fsync(self.fd)
+        self.write(len(header).to_bytes(8, "little"), 0)
+        os.fsync(self.fd)
+        self.path.replace(self.target)
+        self._close()
+        sync_folder(self.target.parent)
+
+    def discard(self) -> None:
+        """Remove the file unless it is sealed; may be called twice."""
+        if self._fd is not None:
+            self._close()
+            self.path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        os.close(self.fd)
+        self._fd = None

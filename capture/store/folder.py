@@ -1,0 +1,136 @@
+"""OUT: which file lies where, who may write, what a killed run left."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...models.errors import RunError, UsageError
+from .assignment import shard_index, shard_name
+from .diskio import write_atomically
+from .errors import ShardError
+from .lock import FolderLock
+from .manifest import Manifest
+from .plan import PLAN_FILE
+from .plan_writer import plan_leftovers
+from .record import sorted_json
+from .rejects import Reject
+from .shard import Shard, open_and_close
+
+LOCK_FILE = ".hiddentap-lock"
+MANIFEST_FILE = "manifest.json"
+REJECTS_FILE = "rejects.jsonl"
+_UNSEALED = re.compile(r"shard-\d{6,}\.safetensors\.(open|rewrite|[a-z][a-z0-9_]*\.spool)")
+
+
+@dataclass(frozen=True)
+class SealedShards:
+    """What lies under the names of sealed shards: whole ones, and those that are not, by index."""
+
+    shards: dict[int, Shard]
+    broken: dict[int, ShardError]
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """The places of an output folder; nothing is touched until a method says so."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan"
+
+    @property
+    def shards(self) -> Path:
+        return self.path / "shards"
+
+    @property
+    def head(self) -> Path:
+        return self.path / "head"
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.path / MANIFEST_FILE
+
+    @property
+    def rejects_path(self) -> Path:
+        return self.path / REJECTS_FILE
+
+    def shard_path(self, index: int) -> Path:
+        """Where shard `index` is sealed."""
+        return self.shards / shard_name(index)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the one writer: creates the folder and `shards/` where missing.
+
+        Raises UsageError for a file or a non-empty folder that is not ours, FolderLockedError if another process
+        writes here.
+        """
+        self._require_ours()
+        self.path.mkdir(parents=True, exist_ok=True)
+        with FolderLock(self.path / LOCK_FILE):
+            self.shards.mkdir(exist_ok=True)
+            yield
+
+    def stray_files(self) -> list[Path]:
+        """What a killed run left: unsealed shards, spools, temporary files, a plan without its `plan.json`."""
+        shards = self.shards.iterdir() if self.shards.is_dir() else ()
+        found = [path for path in shards if _UNSEALED.fullmatch(path.name)]
+        found += [self.path / f"{name}.tmp" for name in (MANIFEST_FILE, REJECTS_FILE)]
+        sealed_plan = (self.plan / PLAN_FILE).exists()
+        found += [path for path in plan_leftovers(self.plan) if not sealed_plan or path.suffix != ".safetensors"]
+        return sorted(path for path in found if path.is_file())
+
+    def remove_stray_files(self) -> list[Path]:
+        """Remove them; call it under `lock`. Returns what was removed; files of other names stay."""
+        strays = self.stray_files()
+        for path in strays:
+            path.unlink()
+        return strays
+
+    def sealed_shards(self) -> SealedShards:
+        """Check every file that has the name of a sealed shard; the shards come closed and open themselves to read."""
+        result = SealedShards({}, {})
+        for path in sorted(self.shards.iterdir()) if self.shards.is_dir() else ():
+            index = shard_index(path.name)
+            if index is None:
+                continue
+            try:
+                result.shards[index] = open_and_close(path)
+            except ShardError as error:
+                result.broken[index] = error
+        return result
+
+    def write_rejects(self, rejects: Iterable[Reject]) -> int:
+        """Replace rejects.jsonl by these, ordered by source and line; returns how many.
+
+        Given the plan's and every sealed shard's, the file is the same whatever was killed or resumed before.
+        """
+        ordered = sorted(rejects, key=lambda reject: (reject.source, reject.line))
+        lines = [sorted_json(reject.as_json(), "a reject") + "\n" for reject in ordered]
+        write_atomically(self.rejects_path, "".join(lines).encode())
+        return len(lines)
+
+    def read_rejects(self) -> list[Reject]:
+        """The lines of rejects.jsonl; [] where there is no such file."""
+        if not self.rejects_path.exists():
+            return []
+        return [Reject.from_json(json.loads(line)) for line in self.rejects_path.read_bytes().splitlines()]
+
+    def _require_ours(self) -> None:
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise UsageError(f"{self.path} is a file; give a folder for the output.")
+        if (self.path / LOCK_FILE).exists() or not any(self.path.iterdir()):
+            return
+        try:
+            Manifest.read(self.manifest_path)
+        except RunError as error:
+            raise UsageError(
+                f"{self.path} is not empty and was not made by hiddentap; choose an empty or a new folder."
+            ) from error

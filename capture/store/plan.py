@@ -1,0 +1,191 @@
+"""The plan on disk: token ids, loss mask, length, id and origin of every sample, in input order."""
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .assignment import Assignment, PlannedShard
+from .errors import PlanError, ShardError
+from .rejects import Reject
+from .samples import ShardSamples, gather_ragged, ragged_index
+from .tensorfile import TensorFile
+
+PLAN_VERSION = 1
+PLAN_FILE = "plan.json"
+PLAN_TENSORS: Mapping[str, torch.dtype] = {
+    "input_ids": torch.int32,
+    "loss_mask": torch.uint8,
+    "lengths": torch.int32,
+    "sample_ids": torch.uint8,
+    "sample_id_offsets": torch.int64,
+    "source_index": torch.int32,
+    "source_line": torch.int64,
+    "truncated_from": torch.int32,
+    "flags": torch.uint8,
+    "rejects": torch.uint8,
+}
+
+
+def plan_file(folder: Path, name: str) -> Path:
+    """The file of one of the plan's tensors; `rejects` holds JSON lines as bytes."""
+    return folder / f"{name}.safetensors"
+
+
+class Plan:
+    """A sealed plan folder, opened read-only; numbers of samples are mapped, tokens are read when asked for.
+
+    Holds 8 bytes per sample in memory (where its tokens begin) once `shards` or a sample's tokens are used. Pickles as
+    its path. Raises PlanError naming what is missing, cut or of another size than `plan.json` says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        summary = _read_summary(self.folder / PLAN_FILE)
+        try:
+            self.identity: dict[str, Any] = summary["identity"]
+            self.sources: tuple[str, ...] = tuple(summary["sources"])
+            self.shard_rows: int = summary["shard_rows"]
+            self.extra: dict[str, Any] = summary["extra"]
+            self.rejected: int = summary["rejected"]
+            self._sums = {name: file["crc32"] for name, file in summary["files"].items()}
+            self._files = {
+                name: TensorFile(plan_file(self.folder, name), dtype, summary["files"][name]["entries"])
+                for name, dtype in PLAN_TENSORS.items()
+            }
+        except KeyError as error:
+            raise PlanError(
+                f"{self.folder / PLAN_FILE}: {error} is missing; remove the folder to plan again."
+            ) from error
+        except ShardError as error:
+            raise PlanError(f"the plan is damaged: {error} Remove {self.folder} to plan again.") from error
+        self.M: int = summary["files"]["lengths"]["entries"]
+        self.R: int = summary["files"]["input_ids"]["entries"]
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int32]:
+        """(M,) int32: tokens of each sample."""
+        return self._files["lengths"].mapped()
+
+    @cached_property
+    def truncated_from(self) -> NDArray[np.int32]:
+        """(M,) int32: tokens before truncation, 0 where nothing was cut."""
+        return self._files["truncated_from"].mapped()
+
+    @cached_property
+    def flags(self) -> NDArray[np.uint8]:
+        """(M,) uint8: the bits given with each sample."""
+        return self._files["flags"].mapped()
+
+    @cached_property
+    def source_index(self) -> NDArray[np.int32]:
+        """(M,) int32 into `sources`."""
+        return self._files["source_index"].mapped()
+
+    @cached_property
+    def line(self) -> NDArray[np.int64]:
+        """(M,) int64: line of the source, counted from 1."""
+        return self._files["source_line"].mapped()
+
+    @cached_property
+    def shards(self) -> Assignment:
+        """Every planned shard, made when asked for."""
+        shards = Assignment(self.lengths, self.shard_rows)
+        if int(shards.row_offsets[-1]) != self.R:
+            raise PlanError(f"{self.folder}: lengths add up to {shards.row_offsets[-1]} tokens, {self.R} are stored.")
+        return shards
+
+    def input_ids(self, i: int) -> NDArray[np.int32]:
+        """(S,) int32: the token ids of sample i."""
+        return self._files["input_ids"].read(*self._token_range(i))
+
+    def loss_mask(self, i: int) -> NDArray[np.uint8]:
+        """(S,) uint8: 1 where the token itself is supervised."""
+        return self._files["loss_mask"].read(*self._token_range(i))
+
+    def sample_id(self, i: int) -> str:
+        """The id of sample i."""
+        self._require(i)
+        start, stop = self._files["sample_id_offsets"].read(i, i + 2)
+        return self._files["sample_ids"].read(start, stop).tobytes().decode()
+
+    def rejects(self) -> Iterator[Reject]:
+        """Input rows that never became a sample, in input order."""
+        file = self._files["rejects"]
+        for line in file.read(0, file.entries).tobytes().splitlines():
+            yield Reject.from_json(json.loads(line))
+
+    def samples_of(self, shard: PlannedShard) -> ShardSamples:
+        """Who the samples of a planned shard are, in its order."""
+        first, last = int(shard.sample_index.min()), int(shard.sample_index.max()) + 1
+        inside = shard.sample_index - first
+        offsets: NDArray[np.int64] = self._files["sample_id_offsets"].read(first, last + 1)
+        raw: NDArray[np.uint8] = self._files["sample_ids"].read(int(offsets[0]), int(offsets[-1]))
+        id_bytes, id_offsets = gather_ragged(raw, offsets - offsets[0], inside)
+        return ShardSamples(
+            shard.sample_index,
+            id_bytes,
+            id_offsets,
+            np.asarray(self.source_index[first:last])[inside],
+            np.asarray(self.line[first:last])[inside],
+            self.sources,
+        )
+
+    def tokens_of(self, shard: PlannedShard) -> tuple[torch.Tensor, torch.Tensor]:
+        """input_ids (R,) int32 and loss_mask (R,) uint8 of a planned shard, in the order of its rows."""
+        first, last = int(shard.sample_index.min()), int(shard.sample_index.max()) + 1
+        starts = self.shards.row_offsets[first : last + 1]
+        begin, end = int(starts[0]), int(starts[-1])
+        order = ragged_index(starts[shard.sample_index - first] - begin, shard.lengths)
+        input_ids = self._files["input_ids"].read(begin, end)[order]
+        loss_mask = self._files["loss_mask"].read(begin, end)[order]
+        return torch.from_numpy(input_ids), torch.from_numpy(loss_mask)
+
+    def summary(self) -> dict[str, Any]:
+        """Counts for the manifest."""
+        return {
+            "samples": self.M,
+            "rows": self.R,
+            "shards": len(self.shards),
+            "shard_rows": self.shard_rows,
+            "rejected": self.rejected,
+        }
+
+    def check(self) -> list[str]:
+        """Read every file and compare it with its checksum; one sentence per file that differs."""
+        found = {name: file.crc32() for name, file in self._files.items()}
+        return [
+            f"{self._files[name].path}: checksum {value:08x}, {self._sums[name]:08x} was sealed"
+            for name, value in found.items()
+            if value != self._sums[name]
+        ]
+
+    def __reduce__(self) -> tuple[type["Plan"], tuple[Path]]:
+        return Plan, (self.folder,)
+
+    def _require(self, i: int) -> None:
+        if not 0 <= i < self.M:
+            raise IndexError(f"the plan has samples 0..{self.M - 1}, got {i}")
+
+    def _token_range(self, i: int) -> tuple[int, int]:
+        self._require(i)
+        start, stop = self.shards.row_offsets[i : i + 2]
+        return int(start), int(stop)
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    try:
+        summary = json.loads(path.read_bytes())
+        version = summary["format_version"]
+    except FileNotFoundError as error:
+        raise PlanError(f"{path.parent} is no sealed plan: {path.name} is missing.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlanError(f"{path} cannot be read ({error!r}); remove {path.parent} to plan again.") from error
+    if version != PLAN_VERSION:
+        raise PlanError(f"{path}: format version {version}, this release reads {PLAN_VERSION}.")
+    return dict(summary)
