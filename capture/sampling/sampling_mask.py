@@ -1,0 +1,122 @@
+"""Sampling masks: the support each token was sampled from."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ...models.errors import RunError, UsageError
+from ..outputs import Batch, CommittedTokens, CopyTensor, HostStepRows, RaggedRows
+from .params import SamplingParams
+from .sampled_rows import DeviceSampledRows, requests_of_rows
+from .sampling_info import SamplingInfo
+
+_OK, _OVERFLOW, _INVALID = 0, 1, 2
+
+_OVERFLOW_TEXT = (
+    "Sampling support exceeds --sampling-mask-max-tokens={n}, commonly because of cutoff ties. Lower top_k to leave more "
+    "headroom or increase the server limit."
+)
+_INVALID_TEXT = "The sampling backend selected a token outside its captured sampling support."
+
+
+class SamplingMaskObserver:
+    """Records the support of every token of requests with `return_sampling_mask`, and its log-probability in it.
+
+    The support is what the token was sampled from: all tokens of positive weight after penalties, grammar, bias,
+    temperature and filters. Nothing is added to make the token part of it.
+
+    max_tokens: a larger support ends the request; no part of it is stored.
+    """
+
+    def __init__(self, max_tokens: int = 4096) -> None:
+        if max_tokens < 1:
+            raise UsageError(f"a sampling mask needs room for at least one token; found max_tokens={max_tokens}.")
+        self._max_tokens = max_tokens
+
+    def is_active(self, sampling_info: SamplingInfo) -> bool:
+        """Whether a row of this call is asked for."""
+        return bool(sampling_info.asked(_asks).rows)
+
+    def before_grammar(self, logits: Tensor, sampling_info: SamplingInfo) -> SamplingInfo:  # noqa: ARG002
+        """Keep `sampling_info`, which has the final weights when `after_sample` is called."""
+        return sampling_info
+
+    def after_sample(self, state: SamplingInfo, token_ids: Tensor) -> "DeviceSamplingMasks":
+        """The supports of the rows that are asked for.
+
+        Raises:
+            RunError: the sampler did not set the weights that it sampled from.
+        """
+        if state.weights is None:
+            raise RunError("a sampling mask needs sampling_info.weights, which the sampler sets before after_sample.")
+        asked = state.asked(_asks)
+        columns = _captured(asked.of(state.weights), asked.of(token_ids), self._max_tokens)
+        return DeviceSamplingMasks(columns, asked.layout)
+
+    def from_pp_tensors(self, tensors: Mapping[str, Tensor]) -> "DeviceSamplingMasks":
+        """The output that another pipeline stage sent."""
+        return DeviceSamplingMasks.from_pp_tensors(tensors)
+
+
+class DeviceSamplingMasks(DeviceSampledRows):
+    """Supports of one step on the device.
+
+    columns: `ids` (n, C) int32, by descending weight, meaningful up to the row's size; `sizes` (n,) int32;
+        `sampling_logprobs` (n,) float32; `status` (n,) int32, 0 ok, 1 overflow, 2 invalid; `limit` (n,) int32, the largest
+        size allowed.
+    """
+
+    def copy_to_host(self, copy_tensor: CopyTensor) -> "HostSamplingMasks":
+        """Copy each column once and drop the device tensors."""
+        return HostSamplingMasks(self._copy_columns(copy_tensor), self.layout)
+
+
+class HostSamplingMasks(HostStepRows):
+    """Supports of one step on the host; `consume` appends `sampling_mask` (lists) and `sampling_logprobs`."""
+
+    def refused(self) -> Mapping[int, str]:
+        """Requests whose support did not fit, or did not hold the sampled token with a finite log-probability."""
+        columns = self.columns
+        rows = zip(requests_of_rows(self.layout), columns["status"].tolist(), columns["limit"].tolist(), strict=True)
+        texts = {_OVERFLOW: _OVERFLOW_TEXT, _INVALID: _INVALID_TEXT}
+        return {index: texts[status].format(n=limit) for index, status, limit in rows if status != _OK}
+
+    def consume(self, batch: Batch, commits: Sequence[CommittedTokens | None]) -> None:
+        """Append the supports of the committed rows; a row whose status is not ok is left out, whatever is committed."""
+        columns = self._take_columns()
+        for kept in self.layout.kept_rows(batch, commits):
+            row = kept.rows.start
+            if columns["status"][row] != _OK:
+                continue
+            lengths = columns["sizes"][row : row + 1]
+            mask = RaggedRows(lengths, columns["ids"][row, : int(lengths)])
+            logprobs = columns["sampling_logprobs"][row : row + 1]
+            kept.request.rows.append(kept.first_position, {"sampling_mask": mask, "sampling_logprobs": logprobs})
+
+
+def _captured(weights: Tensor, token_ids: Tensor, limit: int) -> dict[str, Tensor]:
+    """The columns of (n, V) weights and the (n,) tokens sampled from them."""
+    sizes = (weights > 0).sum(dim=-1)
+    chosen = weights.gather(-1, token_ids[:, None]).squeeze(-1)
+    logprobs = (chosen / weights.sum(dim=-1)).log()
+    valid = (chosen > 0) & torch.isfinite(logprobs)
+    status = torch.where(valid, torch.where(sizes > limit, _OVERFLOW, _OK), _INVALID)
+    return {
+        "ids": _by_descending_weight(weights, min(limit, weights.shape[-1])),
+        "sizes": sizes.to(torch.int32),
+        "sampling_logprobs": logprobs,
+        "status": status.to(torch.int32),
+        "limit": torch.full_like(sizes, limit, dtype=torch.int32),
+    }
+
+
+def _by_descending_weight(weights: Tensor, count: int) -> Tensor:
+    """(n, count) int32 ids of the largest weights; equal weights by ascending id, whatever order top-k gives them."""
+    ids = weights.topk(count, dim=-1).indices.sort(dim=-1).values
+    order = weights.gather(-1, ids).sort(dim=-1, descending=True, stable=True).indices
+    return ids.gather(-1, order).to(torch.int32)
+
+
+def _asks(params: SamplingParams) -> bool:
+    return params.return_sampling_mask
