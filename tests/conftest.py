@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from support.smollm2 import smollm2_path
 
 torch.set_num_threads(1)
