@@ -29,6 +29,12 @@ class PipelineCaptureError(UsageError, NotImplementedError):
     """Hidden states were asked of one stage of several."""
 
 
+def require_single_stage(group: PipelineGroupLike, algorithm: str) -> None:
+    """Raise PipelineCaptureError where `group` has more than one pipeline stage."""
+    if group.world_size > 1:
+        raise PipelineCaptureError(f"{algorithm} aux hidden capture requires PP=1.")
+
+
 class LayerCapture:
     """The taps that a mixin model carries; a copy of the model (deepcopy, pickle) carries them on, attached anew."""
 
@@ -161,8 +167,7 @@ class HiddenStateCaptureMixin:
     def _set_layers(
         self, algorithm: str, layer_ids: Sequence[int] | None, default: Callable[[int], Sequence[int]] | None = None
     ) -> None:
-        if self.pp_group.world_size > 1:
-            raise PipelineCaptureError(f"{algorithm} aux hidden capture requires PP=1.")
+        require_single_stage(self.pp_group, algorithm)
         if not self.pp_group.is_last_rank:
             return
         n = find_decoder(cast(nn.Module, self)).n

@@ -38,11 +38,14 @@ class Truth:
         visits: how often each of the n layers ran.
         broken: boundary -> why its value, taken at a layer's output, would not be what the next layer sees.
         norm: the final norm, or None where the model has none.
+        hidden_size, dtype: H and dtype of the last layer output that could be read, None where none could.
     """
 
     visits: tuple[int, ...]
     broken: dict[int, str]
     norm: FinalNorm | None
+    hidden_size: int | None
+    dtype: torch.dtype | None
 
     def require(self, decoder: Decoder, boundaries: tuple[int, ...]) -> None:
         """Raise TapError unless each of `boundaries` was seen to hold."""
@@ -75,6 +78,7 @@ class Watch:
         self._broken: dict[int, str] = {}
         self._last: tuple[int, Tensor] | None = None
         self._norms: list[tuple[FinalNorm, bool]] = []
+        self._form: tuple[int | None, torch.dtype | None] = (None, None)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -100,7 +104,8 @@ class Watch:
         # Where something stands between the last layer and the norm, only a norm beside the layers can be the model's own:
         # a norm elsewhere belongs to a head.
         beside = [norm for norm, _ in self._norms if norm.path.rpartition(".")[0] == beside_layers]
-        return Truth(tuple(self._visits), dict(self._broken), next(iter(equal + beside), None))
+        norm = next(iter(equal + beside), None)
+        return Truth(tuple(self._visits), dict(self._broken), norm, *self._form)
 
     def layer_in(self, i: int, state: Tensor) -> None:
         if self._last is not None and not same_bits(self._last[1], state):
@@ -114,7 +119,8 @@ class Watch:
     def layer_out(self, i: int, output: Any) -> None:
         self._visits[i] += 1
         try:
-            self._last = (i, read_output(output, self._decoder.layer_path(i)).detach().clone())
+            state = read_output(output, self._decoder.layer_path(i)).detach().clone()
+            self._last, self._form = (i, state), (state.shape[-1], state.dtype)
         except TapError as unreadable:
             self._last = None
             self._broken[i + 1] = str(unreadable)
