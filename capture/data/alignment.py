@@ -1,0 +1,45 @@
+"""All texts of a conversation found in its rendering at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .conversation import Conversation, Message, reasoning_of
+from .markers import Markers
+from .template import Span
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """`spans`: where each numbered text stands in the full rendering; `next_start`: where the text after it starts."""
+
+    spans: dict[int, Span]
+    next_start: dict[int, int]
+
+
+def align(conversation: Conversation, rendered: str, marked: str, markers: Markers) -> Alignment | None:
+    """Where all texts stand, if `rendered` is `marked` with the texts put back in place of their markers, character by
+    character, and each content of an assistant is there once, right after its reasoning. Else None.
+    """
+    texts = _numbered_texts(conversation.messages)
+    spans: dict[int, Span] = {}
+    at = read = 0
+    for number, start in markers.found(marked):
+        gap = marked[read:start]
+        if number in spans or not rendered.startswith(gap + texts[number], at):
+            return None
+        spans[number] = (at + len(gap), at + len(gap) + len(texts[number]))
+        at, read = spans[number][1], start + markers.length
+    if rendered[at:] != marked[read:] or any(2 * place not in spans for place in conversation.assistant_turns):
+        return None
+    order = list(spans)
+    if any(
+        2 * k + 1 in spans and order.index(2 * k) - order.index(2 * k + 1) != 1 for k in conversation.assistant_turns
+    ):
+        return None
+    starts = [spans[number][0] for number in order[1:]]
+    return Alignment(spans, dict(zip(order, [*starts, len(rendered)], strict=True)))
+
+
+def _numbered_texts(messages: Sequence[Message]) -> dict[int, str]:
+    contents = {2 * place: message.get("content", "") for place, message in enumerate(messages)}
+    return contents | {2 * place + 1: reasoning_of(message) for place, message in enumerate(messages)}

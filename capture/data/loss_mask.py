@@ -1,0 +1,107 @@
+"""The loss mask of a conversation, by one of three rules."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ...models.errors import UsageError
+from .conversation import Conversation
+from .markers import Markers
+from .row_error import RowError
+from .substitution import TurnFinder
+from .template import ChatTemplate, Span, Tools
+from .token_mask import mask_of_spans
+
+GENERATION_MARKS, SUBSTITUTION, ALL, ROW = "generation_marks", "substitution", "all", "row"
+
+
+@dataclass(frozen=True, eq=False)
+class Masked:
+    """`loss_mask`: (S,) uint8, unshifted; the rule that made it; short warning codes."""
+
+    loss_mask: npt.NDArray[np.uint8]
+    rule: str
+    warnings: frozenset[str]
+
+
+class LossMasks:
+    """Makes masks for one template. `loss_on` is `assistant` or `all`."""
+
+    def __init__(self, template: ChatTemplate, loss_on: str) -> None:
+        self._template = template
+        self._loss_on = loss_on
+        self._finder = TurnFinder(template)
+
+    def rule(self, tools: Tools = None) -> str:
+        """The rule that holds for conversations with or without tools."""
+        if self._loss_on == "all":
+            return ALL
+        return GENERATION_MARKS if self._template.has_generation_marks(tools) else SUBSTITUTION
+
+    def mask(
+        self,
+        conversation: Conversation,
+        rendered: str,
+        marked: str | None,
+        markers: Markers,
+        tokens: int,
+        offsets: npt.NDArray[np.int64] | None,
+    ) -> Masked:
+        """The mask over the S `tokens` of a conversation whose full rendering is `rendered`.
+
+        `marked`: the rendering with every text replaced by its marker, None where the template refused that.
+        `offsets`: (S, 2) int64, characters of each token; None where the tokenizer cannot tell.
+        Raises RowError where the rule cannot tell the turns, UsageError where it needs offsets and there are none.
+        """
+        rule = self.rule(conversation.tools)
+        if rule == ALL:
+            return Masked(np.ones(tokens, np.uint8), rule, frozenset())
+        if offsets is None:
+            raise UsageError(
+                "expected a tokenizer that tells the characters of each token (a fast one); this one does not, so "
+                "assistant turns cannot be marked; use its fast version, or supervise everything (--loss-on all)"
+            )
+        spans, warnings = self._spans(rule, conversation, rendered, marked, markers)
+        tokens_of_spans = mask_of_spans(rendered, offsets, spans)
+        if tokens_of_spans.straddled:
+            warnings |= {"token_straddles_span"}
+        return Masked(tokens_of_spans.loss_mask, rule, warnings)
+
+    def _spans(
+        self, rule: str, conversation: Conversation, rendered: str, marked: str | None, markers: Markers
+    ) -> tuple[Sequence[Span], frozenset[str]]:
+        if rule == GENERATION_MARKS:
+            return self._marked_spans(conversation, rendered, markers), frozenset()
+        turns = self._finder.turns(conversation, rendered, marked, markers)
+        return turns.spans, frozenset({"content_changed"} if turns.changed else ())
+
+    def _marked_spans(self, conversation: Conversation, rendered: str, markers: Markers) -> Sequence[Span]:
+        """Exactly the template's marks, after a look at where they lie in a rendering of markers: marks inside a
+        Jinja macro or `set` block come out shifted, over text of other roles."""
+        text, spans = self._template.render_with_marks(conversation.messages, conversation.tools)
+        if text != rendered:
+            raise _misplaced("tracking them changes the text")
+        probe = markers.in_place_of_all(conversation.messages)
+        probe_text, probe_spans = self._template.render_with_marks(probe, conversation.tools)
+        inside = {number // 2 for number, at in markers.found(probe_text) if _covered(at, markers.length, probe_spans)}
+        others = sorted(place for place in inside if conversation.messages[place]["role"] != "assistant")
+        if others:
+            raise _misplaced(f"they cover message {others[0]}, of role {conversation.messages[others[0]]['role']}")
+        if probe_spans and not inside:
+            raise _misplaced("they cover no message")
+        return spans
+
+
+def _covered(at: int, length: int, spans: Sequence[Span]) -> bool:
+    """Whether a span touches the `length` characters from `at`."""
+    return any(start < at + length and at < end for start, end in spans)
+
+
+def _misplaced(found: str) -> RowError:
+    return RowError(
+        "marks_misplaced",
+        f"expected the template's generation marks to cover what the assistant writes; found that {found}; "
+        f"mend the template, or supervise everything (--loss-on all)",
+    )

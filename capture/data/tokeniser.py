@@ -1,0 +1,131 @@
+"""One raw row to one item."""
+
+import numpy as np
+import numpy.typing as npt
+
+from .conversation import Conversation
+from .dropped import dropped_parts
+from .items import Item, Reject, Sample
+from .loss_mask import ALL, ROW, LossMasks, Masked
+from .markers import Markers, markers_for
+from .offsets import keep_white_space_in_offsets, offsets_of
+from .options import TokeniseOptions
+from .raw_row import RawRow
+from .row_error import RowError
+from .row_json import parse_object
+from .schema import Text, TokenIds, read_body, read_id, require_encodable
+from .template import ChatTemplate
+from .tokenizer import load_tokenizer
+
+_REJECTED_IF_STRICT = (
+    "content_changed",
+    "message_dropped",
+    "reasoning_dropped",
+    "tool_calls_dropped",
+    "tools_dropped",
+)
+_Tokens = tuple[npt.NDArray[np.int64], Masked]
+
+
+class Tokeniser:
+    """Turns raw rows into samples and rejects under fixed options. Raises UsageError where no tokenizer can be loaded."""
+
+    def __init__(self, options: TokeniseOptions) -> None:
+        self.options = options
+        self.tokenizer = load_tokenizer(options.tokenizer, options.revision, options.trust_remote_code)
+        keep_white_space_in_offsets(self.tokenizer)
+        self.template = ChatTemplate(self.tokenizer, options.chat_template, options.template_args, options.date)
+        self._masks = LossMasks(self.template, options.loss_on)
+
+    def item(self, row: RawRow) -> Item:
+        """The sample of a row, or the reject that says why there is none."""
+        sample_id = None
+        try:
+            values = parse_object(row.payload) if isinstance(row.payload, bytes) else row.payload
+            sample_id = read_id(values, row.source, row.line)
+            return self._sample(row, sample_id, read_body(values))
+        except RowError as error:
+            return Reject(row.source, row.line, sample_id, error.reason, error.code)
+
+    def _sample(self, row: RawRow, sample_id: str, body: Conversation | Text | TokenIds) -> Sample:
+        ids, masked = self._tokens(body)
+        self._require_strict(masked)
+        self._require_in_vocabulary(ids)
+        if not masked.loss_mask.any():
+            raise RowError("unsupervised", "expected at least one supervised token; found none the assistant writes")
+        length = self._kept_length(ids, masked)
+        return Sample(
+            sample_id=sample_id,
+            source=row.source,
+            line=row.line,
+            input_ids=ids[:length].astype(np.int32),
+            loss_mask=masked.loss_mask[:length],
+            mask_rule=masked.rule,
+            warnings=tuple(sorted(masked.warnings)),
+            truncated_from=len(ids) if length < len(ids) else None,
+        )
+
+    def _tokens(self, body: Conversation | Text | TokenIds) -> _Tokens:
+        if isinstance(body, Conversation):
+            return self._conversation(body)
+        if isinstance(body, TokenIds):
+            return _given(body)
+        require_encodable(body.text, "text")
+        ids = np.asarray(self.tokenizer(body.text, verbose=False)["input_ids"], np.int64)
+        return ids, Masked(np.ones(len(ids), np.uint8), ALL, frozenset())
+
+    def _conversation(self, conversation: Conversation) -> _Tokens:
+        messages, tools = conversation.messages, conversation.tools
+        rendered = self.template.render(messages, tools)
+        require_encodable(rendered, "conversation")
+        markers = markers_for(messages, rendered)
+        marked = self._marked(conversation, markers)
+        encoding = self.template.encode(messages, tools)
+        ids = np.asarray(encoding["input_ids"], np.int64)
+        masked = self._masks.mask(conversation, rendered, marked, markers, len(ids), offsets_of(encoding))
+        dropped = dropped_parts(self.template, conversation, rendered, marked, markers)
+        return ids, Masked(masked.loss_mask, masked.rule, masked.warnings | dropped)
+
+    def _marked(self, conversation: Conversation, markers: Markers) -> str | None:
+        try:
+            return self.template.render(markers.in_place_of_all(conversation.messages), conversation.tools)
+        except RowError:
+            # Some templates look into the texts; then each turn is looked for alone.
+            return None
+
+    def _require_strict(self, masked: Masked) -> None:
+        found = [code for code in _REJECTED_IF_STRICT if code in masked.warnings]
+        if self.options.strict and found:
+            raise RowError(
+                found[0], f"expected the template to render the row as it stands (strict); found {', '.join(found)}"
+            )
+
+    def _require_in_vocabulary(self, ids: npt.NDArray[np.int64]) -> None:
+        rows = np.iinfo(np.int32).max if self.options.vocab_rows is None else self.options.vocab_rows
+        outside = np.flatnonzero((ids < 0) | (ids >= rows))
+        if outside.size:
+            at = int(outside[0])
+            raise RowError("id_outside_vocabulary", f"expected ids within 0..{rows - 1}; found {ids[at]} at token {at}")
+
+    def _kept_length(self, ids: npt.NDArray[np.int64], masked: Masked) -> int:
+        limit = self.options.max_length
+        if len(ids) <= limit:
+            return len(ids)
+        if self.options.on_too_long == "drop":
+            raise RowError("too_long", f"expected at most {limit} tokens; found {len(ids)}")
+        if not masked.loss_mask[:limit].any():
+            raise RowError(
+                "unsupervised_after_truncation",
+                f"expected a supervised token among the first {limit}; found the first one of {len(ids)} tokens at "
+                f"{int(masked.loss_mask.argmax())}",
+            )
+        return limit
+
+
+def _given(body: TokenIds) -> _Tokens:
+    try:
+        ids = np.asarray(body.input_ids, np.int64)
+    except OverflowError as error:
+        raise RowError("id_outside_vocabulary", "expected ids of 32 bits; found a larger integer") from error
+    mask = np.ones(len(ids), np.uint8) if body.loss_mask is None else np.asarray(body.loss_mask, np.uint8)
+    return ids, Masked(mask, ALL if body.loss_mask is None else ROW, frozenset())
