@@ -46,6 +46,7 @@ class Sampler:
             UsageError: a logit bias names a token outside the vocabulary.
             RunError: a grammar returned scores of another shape.
         """
+        info.weights = None
         active = [observer for observer in self._observers if observer.is_active(info)]
         logits = penalised(logits.float(), info)
         states = [observer.before_grammar(logits, info) for observer in active]
