@@ -47,12 +47,12 @@ class PlannedShard:
             raise UsageError(f"{self.name}: a planned shard has samples and each has at least one row.")
 
     @property
-    def M(self) -> int:  # noqa: N802
+    def M(self) -> int:
         """Samples."""
         return len(self.sample_index)
 
     @property
-    def R(self) -> int:  # noqa: N802
+    def R(self) -> int:
         """Rows."""
         return int(self.row_offsets[-1])
 

@@ -55,8 +55,10 @@ def write_all(fd: int, data: Buffer, offset: int) -> None:
 
 def read_all(fd: int, view: memoryview, offset: int, path: Path) -> None:
     """Fill `view` from `offset`; ShardError where the file ends before."""
-    while len(view):
+    while view:
         count = os.preadv(fd, [view], offset)
+        if count == len(view):
+            return
         if count == 0:
             raise ShardError(
                 f"{path}: ends at byte {offset}, {len(view)} more were due: it changed since it was opened."

