@@ -91,7 +91,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [
         f"{key}: {_shown(flat_old, key)} -> {_shown(flat_new, key)}"
         for key in sorted(flat_old.keys() | flat_new.keys())
-        if key not in flat_old or key not in flat_new or flat_old[key] != flat_new[key]
+        if _shown(flat_old, key) != _shown(flat_new, key)
     ]
 
 
@@ -101,10 +101,10 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(inner, Mapping) and inner:
             flat.update(_flat(inner, f"{prefix}{key}."))
         else:
-            # As JSON would give it back: a tuple is a list.
-            flat[f"{prefix}{key}"] = list(inner) if isinstance(inner, tuple) else inner
+            flat[f"{prefix}{key}"] = inner
     return flat
 
 
 def _shown(flat: Mapping[str, Any], key: str) -> str:
-    return json.dumps(flat[key], ensure_ascii=False, default=str) if key in flat else "absent"
+    # Compared as JSON, since one side has been through it: a tuple there is a list, and 1 is not true.
+    return json.dumps(flat[key], ensure_ascii=False, sort_keys=True) if key in flat else "absent"

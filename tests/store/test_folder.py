@@ -1,0 +1,181 @@
+"""The output folder: who may write, what is left over, what is sealed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hiddentap.capture.store import FolderLockedError, Manifest, OutputFolder, Reject
+from hiddentap.models.errors import UsageError
+from support.shards import names, open_files, write_plan, write_shard
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from hiddentap.capture.store import OutputFolder
+with OutputFolder(Path(sys.argv[1])).lock():
+    if sys.argv[2] == "fork" and os.fork() == 0:
+        os.close(1)
+        time.sleep(60)
+        os._exit(0)
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def holder(folder: Path, how: str) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder), how], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_writer_is_refused_by_process_and_host_until_the_first_is_killed(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out")
+    process = holder(folder.path, "alone")
+    try:
+        with (
+            pytest.raises(FolderLockedError, match=rf"out is being written by process {process.pid} on "),
+            folder.lock(),
+        ):
+            pass
+    finally:
+        process.kill()
+        process.wait()
+    with folder.lock():
+        pass
+
+
+def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out")
+    process = holder(folder.path, "fork")
+    try:
+        process.kill()
+        process.wait()
+        with folder.lock():
+            pass
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_same_process_is_refused_too_and_may_lock_again_afterwards(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out")
+    with folder.lock(), pytest.raises(FolderLockedError, match=f"process {os.getpid()} on"), folder.lock():
+        pass
+    with folder.lock():
+        assert names(folder.path) == [".hiddentap-lock", "shards"]
+
+
+def test_a_folder_of_others_and_a_file_are_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("mine")
+    (tmp_path / "thesis" / "manifest.json").write_text("{}")
+    with (
+        pytest.raises(UsageError, match="is not empty and was not made by hiddentap"),
+        OutputFolder(tmp_path / "thesis").lock(),
+    ):
+        pass
+    assert names(tmp_path / "thesis") == ["chapter.txt", "manifest.json"]
+    with pytest.raises(UsageError, match="is a file"), OutputFolder(tmp_path / "thesis" / "chapter.txt").lock():
+        pass
+
+
+def test_a_copy_of_an_output_without_its_lock_file_is_ours(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    Manifest.from_shards({}, {}, [], complete=False).write(folder.manifest_path)
+    with folder.lock():
+        pass
+
+
+def test_only_what_a_killed_run_leaves_is_stray(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out")
+    ours = [
+        "shards/shard-000001.safetensors.open",
+        "shards/shard-000001.safetensors.rewrite",
+        "shards/shard-000002.safetensors.aux_hidden_states.spool",
+        "manifest.json.tmp",
+        "rejects.jsonl.tmp",
+        "plan/plan.json.tmp",
+        "plan/lengths.safetensors.open",
+        "plan/input_ids.safetensors",
+    ]
+    others = [
+        "shards/notes.open",
+        "shards/my-shard-000001.safetensors.open",
+        "shards/shard-000001.safetensors.open.bak",
+        "plan/readme",
+        "a.tmp",
+    ]
+    with folder.lock():
+        folder.plan.mkdir()
+        write_shard(folder.shard_path(0), 3)
+        for name in ours + others:
+            (folder.path / name).write_bytes(b"x")
+        assert folder.stray_files() == sorted(folder.path / name for name in ours)
+        assert folder.remove_stray_files() == sorted(folder.path / name for name in ours)
+        assert folder.stray_files() == []
+    assert all((folder.path / name).exists() for name in [*others, "shards/shard-000000.safetensors"])
+
+
+def test_files_of_a_sealed_plan_are_not_stray(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    write_plan(folder.plan, 3)
+    assert folder.stray_files() == []
+
+
+def test_sealed_and_broken_shards_are_told_apart_and_not_touched(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    folder.shards.mkdir()
+    for index in range(4):
+        write_shard(folder.shard_path(index), 3, 2)
+    os.truncate(folder.shard_path(1), folder.shard_path(1).stat().st_size - 1)
+    (folder.shards / "shard-000007.safetensors.open").write_bytes(folder.shard_path(0).read_bytes())
+    data = bytearray(folder.shard_path(3).read_bytes())
+    data[:8] = bytes(8)
+    folder.shard_path(3).write_bytes(data)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.shards.iterdir()}
+    found = folder.sealed_shards()
+    assert sorted(found.shards) == [0, 2]
+    assert sorted(found.broken) == [1, 3]
+    assert "truncated" in str(found.broken[1])
+    assert "not sealed" in str(found.broken[3])
+    assert found.shards[2].rows("input_ids", 0, 2).tolist() == [100, 101]
+    assert {path.name: path.stat().st_mtime_ns for path in folder.shards.iterdir()} == before
+
+
+def test_thousands_of_sealed_shards_hold_no_file_handles(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    folder.shards.mkdir()
+    for index in range(20):
+        write_shard(folder.shard_path(index), 3)
+    found = folder.sealed_shards()
+    assert len(found.shards) == 20
+    assert open_files(tmp_path) == 0
+
+
+def test_rejects_are_one_line_each_in_input_order_however_often_they_are_written(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path)
+    rejects = [
+        Reject("b.jsonl", 1, "x", "non-finite", {"layer": 2}, 5),
+        Reject("a.jsonl", 10, None, "bad JSON"),
+        Reject("a.jsonl", 9, "line\nbreak", "empty"),
+    ]
+    for _ in range(2):
+        assert folder.write_rejects(rejects) == 3
+    lines = [json.loads(line) for line in folder.rejects_path.read_text().splitlines()]
+    assert lines == [
+        {"source": "a.jsonl", "line": 9, "id": "line\nbreak", "reason": "empty"},
+        {"source": "a.jsonl", "line": 10, "id": None, "reason": "bad JSON"},
+        {"source": "b.jsonl", "line": 1, "id": "x", "reason": "non-finite", "detail": {"layer": 2}, "sample_index": 5},
+    ]
+    assert folder.read_rejects() == [rejects[2], rejects[1], rejects[0]]
+
+
+def test_reading_rejects_of_a_folder_without_any_gives_none(tmp_path: Path) -> None:
+    assert OutputFolder(tmp_path).read_rejects() == []
