@@ -1,0 +1,5 @@
+"""The command `hiddentap`."""
+
+from .main import main
+
+__all__ = ["main"]

@@ -1,0 +1,95 @@
+"""`hiddentap audit`: what a run would supervise, cut and reject, without a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .marked import show_marked
+from .options import model_options, template_arguments, template_text, text_options
+
+if TYPE_CHECKING:
+    from ..data import Audit, Item, Sample
+
+
+@click.command()
+@model_options
+@text_options
+@click.option(
+    "--row", type=click.IntRange(1), default=1, show_default=True, help="Which captured sample to show with its marks."
+)
+def audit(**given: Any) -> int:
+    """Tokenise the input as `capture` would and say what would become of it; one sample is shown with its loss mask."""
+    from ..data import Sample
+    from ..data import audit as count_items
+    from .quiet_libraries import quiet_libraries
+
+    quiet_libraries()
+    tokeniser, items = _items(given)
+    shown: list[Sample] = []
+    seen = 0
+
+    def watched() -> Iterator[Item]:
+        nonlocal seen
+        for item in items:
+            if isinstance(item, Sample):
+                seen += 1
+                if seen == given["row"]:
+                    shown.append(item)
+            yield item
+
+    result = count_items(watched())
+    _show(result)
+    for sample in shown:
+        _show_marks(tokeniser, sample)
+    return 0 if result.captured else 1
+
+
+def _items(given: dict[str, Any]) -> tuple[Any, Iterator[Item]]:
+    import datetime
+
+    from ...models.decoder import text_config
+    from ...models.loading import ModelSource, load_config
+    from ..data import Tokeniser, tokenise
+    from ..run import TextSettings
+
+    source = ModelSource(given["model"], given["revision"], trust_remote_code=given["trust_remote_code"])
+    text = TextSettings(
+        max_length=given["max_length"],
+        on_too_long=given["on_too_long"],
+        loss_on=given["loss_on"],
+        chat_template=template_text(given["chat_template"]),
+        template_args=template_arguments(given["template_arg"]),
+        strict=given["strict"],
+    )
+    vocab_rows = getattr(text_config(load_config(source)), "vocab_size", None)
+    today = datetime.date.today().isoformat()
+    options = text.tokenise_options(source, date=today, vocab_rows=vocab_rows)
+    return Tokeniser(options), tokenise(given["data"], options, workers=given["workers"], limit=given["limit"])
+
+
+def _show(result: Audit) -> None:
+    from .tables import table
+
+    share = f" ({100 * result.supervised_tokens / result.tokens:.1f} %)" if result.tokens else ""
+    rows = [
+        ("rows", f"{result.rows:,}: {result.captured:,} would be captured, {sum(result.rejected.values()):,} rejected"),
+        ("tokens", f"{result.tokens:,}, {result.supervised_tokens:,} supervised{share}"),
+        ("truncated", f"{result.truncated:,} samples"),
+        ("lengths", ", ".join(f"p{p} {length:,}" for p, length in result.length_percentiles.items())),
+        ("mask rules", ", ".join(f"{rule} {count:,}" for rule, count in result.mask_rules.items())),
+    ]
+    rows += [("warning", f"{count:,} {code}") for code, count in result.warnings.items()]
+    for code, count in result.rejected.items():
+        first = result.first_reject[code]
+        rows.append(("rejected", f"{count:,} {code}; first {first.source}:{first.line}: {first.reason}"))
+    click.echo(table(rows))
+
+
+def _show_marks(tokeniser: Any, sample: Sample) -> None:
+    from ..data import marked_text
+
+    click.echo(f"\nSample {sample.sample_id!r} ({sample.source}:{sample.line}); what is [[marked]] is supervised:\n")
+    show_marked(marked_text(tokeniser.tokenizer, sample))

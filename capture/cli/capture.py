@@ -1,0 +1,143 @@
+"""`hiddentap capture`: conversations in, shards of hidden states out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import layer_ids, model_options, template_arguments, template_text, text_options
+
+if TYPE_CHECKING:
+    from ..run import RunSummary
+
+
+@click.command()
+@model_options
+@text_options
+@click.option(
+    "--layer-ids", "ids", metavar="I,J,...", help="Decoder layers, such as 1,14,26 (see `hiddentap layers M`)."
+)
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="OUT", help="Folder to fill.")
+@click.option(
+    "--convention",
+    type=click.Choice(["layer_output", "boundary"]),
+    default="layer_output",
+    show_default=True,
+    help="What a layer id k means: the output of 0-based layer k, or the state after k layers.",
+)
+@click.option(
+    "--final",
+    type=click.Choice(["none", "pre", "post", "both"]),
+    default="pre",
+    show_default=True,
+    help="Store what enters (pre) or leaves (post) the final norm too.",
+)
+@click.option("--head", is_flag=True, help="Write final norm, lm_head and embeddings to OUT/head.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "bfloat16", "float16", "float32"]),
+    default="auto",
+    show_default=True,
+    help="How the model computes; auto: as its config says.",
+)
+@click.option(
+    "--store-dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    help="How rows are stored.  [default: as computed]",
+)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, ...")
+@click.option("--device-map", metavar="MAP", help="Spread the model over devices, such as auto (needs accelerate).")
+@click.option("--attn-implementation", metavar="NAME", help="eager, sdpa, flash_attention_2, ...")
+@click.option(
+    "--batch-tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Positions of one forward.  [default: tried out at the start]",
+)
+@click.option("--exact", is_flag=True, help="One sample a forward: rows equal those of a plain forward bit for bit.")
+@click.option(
+    "--shard-rows", type=click.IntRange(1), default=262_144, show_default=True, help="Most rows of one shard."
+)
+@click.option(
+    "--on-bad-values",
+    type=click.Choice(["reject", "raise", "keep"]),
+    default="reject",
+    show_default=True,
+    help="What becomes of samples with rows that are not finite or all zero.",
+)
+@click.option("--quiet", is_flag=True, help="No progress and no summary.")
+def capture(**given: Any) -> int:
+    """Run M over the conversations in F and write the hidden states of its layers to OUT.
+
+    OUT can be filled in several goes: the same command goes on where an earlier one stopped.
+    """
+    from ..run import capture_dataset
+    from .progress import shown_progress
+    from .quiet_libraries import quiet_libraries
+
+    quiet_libraries()
+    settings = _settings(given)
+    with shown_progress(given["quiet"]) as progress:
+        summary = capture_dataset(settings, progress)
+    if not given["quiet"]:
+        _show(summary)
+    return 0 if summary.captured else 1
+
+
+def _settings(given: dict[str, Any]) -> Any:
+    from ...models.loading import ModelSource
+    from ..run import CaptureSettings, TextSettings
+
+    return CaptureSettings(
+        model=ModelSource(
+            given["model"], given["revision"], given["dtype"], given["device"], given["device_map"],
+            given["attn_implementation"], given["trust_remote_code"],
+        ),
+        data=given["data"],
+        out=given["out"],
+        layer_ids=layer_ids(given["ids"]),  # type: ignore[arg-type]  # the check of layer ids names what is no integer
+        convention=given["convention"],
+        final=given["final"],
+        head=given["head"],
+        text=TextSettings(
+            max_length=given["max_length"],
+            on_too_long=given["on_too_long"],
+            loss_on=given["loss_on"],
+            chat_template=template_text(given["chat_template"]),
+            template_args=template_arguments(given["template_arg"]),
+            strict=given["strict"],
+            limit=given["limit"],
+            workers=given["workers"],
+            allow_rejects=given["allow_rejects"],
+        ),
+        store_dtype=given["store_dtype"],
+        batch_tokens=given["batch_tokens"],
+        exact=given["exact"],
+        shard_rows=given["shard_rows"],
+        on_bad_values=given["on_bad_values"],
+    )  # fmt: skip
+
+
+def _show(summary: RunSummary) -> None:
+    from .tables import size, table
+
+    rows = [
+        ("samples", f"{summary.captured:,} captured, {summary.rejected:,} rejected"),
+        ("tokens", f"{summary.tokens:,}, {summary.supervised_tokens:,} of the plan supervised"),
+        ("layers", f"{', '.join(map(str, summary.layer_ids))} ({summary.convention}), H = {summary.hidden_size}"),
+        ("bytes", f"{size(summary.bytes)} in {summary.shards} shard(s)"),
+        ("speed", f"{summary.tokens_per_second:,.0f} tokens/s over {summary.seconds:.1f} s"),
+        ("files", str(summary.out)),
+    ]
+    if summary.shards_done_before:
+        rows.insert(4, ("done before", f"{summary.shards_done_before} shard(s)"))
+    if summary.truncated:
+        rows.insert(2, ("truncated", f"{summary.truncated:,} samples"))
+    rows += [("rejected", f"{count:,} {code}") for code, count in summary.rejected_by_code.items()]
+    rows += [("warning", f"{count:,} {code}") for code, count in summary.warnings.items()]
+    rows += [("model", note) for note in summary.notes]
+    click.echo(table(rows))
+    if summary.rejected:
+        click.echo(f"Rejected rows, with their reasons: {summary.out / 'rejects.jsonl'}")

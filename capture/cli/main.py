@@ -1,0 +1,50 @@
+"""`hiddentap COMMAND ...`: the group of commands, and how errors end it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from ...models.errors import HiddentapError
+from .audit import audit
+from .capture import capture
+from .inspect import inspect
+from .layers import layers
+
+INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="hiddentap")
+def hiddentap() -> None:
+    """Take a causal language model's hidden states at explicit layers and write them as safetensors."""
+
+
+for command in (capture, audit, layers, inspect):
+    hiddentap.add_command(command)
+
+
+def main() -> None:
+    """Run the command and exit: 0 done, 1 the work failed, 2 wrong use, 130 interrupted. Errors are one line, no traceback."""
+    # The tokenizers' own threads and worker processes do not go together.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        code = hiddentap.main(standalone_mode=False)
+    except click.exceptions.Exit as done:
+        code = done.exit_code
+    except click.ClickException as error:
+        code = _failed(error.format_message(), 2)
+    except HiddentapError as error:
+        code = _failed(str(error), error.exit_code)
+    except OSError as error:
+        code = _failed(str(error), 1)
+    except (KeyboardInterrupt, click.Abort):
+        code = _failed("interrupted", INTERRUPTED)
+    sys.exit(code or 0)
+
+
+def _failed(text: str, code: int) -> int:
+    click.echo(f"hiddentap: {text}", err=True)
+    return code

@@ -1,0 +1,86 @@
+"""Options that several commands share, and how their text becomes values."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_INTEGER = re.compile(r"[+-]?\d+")
+
+
+def layer_ids(text: str | None) -> tuple[int | str, ...] | None:
+    """``1,14,26`` as integers. What is no integer stays text: the check of layer ids names it."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    return tuple(int(part) if _INTEGER.fullmatch(part) else part for part in parts)
+
+
+def template_arguments(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """``K=V`` pairs; V is read as JSON where it is JSON (false, 3, "x", [1]) and is a string otherwise."""
+    arguments = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"expected K=V; got {pair!r}.", param_hint="--template-arg")
+        try:
+            arguments[name] = json.loads(value)
+        except ValueError:
+            arguments[name] = value
+    return arguments
+
+
+def template_text(path: Path | None) -> str | None:
+    """The chat template in a file."""
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{path} cannot be read: {error}", param_hint="--chat-template") from error
+
+
+def model_options(function: Command) -> Command:
+    """Which model."""
+    return _with(
+        function,
+        click.option("--model", required=True, metavar="M", help="Folder or hub id of the model."),
+        click.option("--revision", metavar="R", help="Branch, tag or commit of a hub model."),
+        click.option("--trust-remote-code", is_flag=True, help="Let code that comes with the model run."),
+    )
+
+
+def text_options(function: Command) -> Command:
+    """How input rows become tokens."""
+    return _with(
+        function,
+        click.option("--data", multiple=True, required=True, metavar="F", help="Input: .jsonl, .jsonl.gz, .json, or a data set."),
+        click.option("--max-length", type=click.IntRange(1), default=4096, show_default=True, help="Most tokens of a sample."),
+        click.option(
+            "--on-too-long", type=click.Choice(["truncate", "drop"]), default="truncate", show_default=True,
+            help="What becomes of longer rows.",
+        ),
+        click.option(
+            "--loss-on", type=click.Choice(["assistant", "all"]), default="assistant", show_default=True,
+            help="Which tokens the loss mask marks; rows of plain text are marked throughout.",
+        ),
+        click.option("--chat-template", type=click.Path(path_type=Path), metavar="FILE", help="Use this template."),
+        click.option("--template-arg", multiple=True, metavar="K=V", help="Template argument, such as enable_thinking=false."),
+        click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Tokenising processes; 0: none."),
+        click.option("--limit", type=click.IntRange(1), metavar="N", help="Read only the first N input rows."),
+        click.option("--strict", is_flag=True, help="End at the first row that is rejected or not rendered whole."),
+        click.option("--allow-rejects", is_flag=True, help="Go on even if loss masks fail on more than 5 % of the rows."),
+    )  # fmt: skip
+
+
+def _with(function: Command, *options: Callable[[Command], Command]) -> Command:
+    for option in reversed(options):
+        function = option(function)
+    return function

@@ -1,0 +1,53 @@
+"""How many positions one forward gets: tried out on the run's own first batches, so that no work is wasted on it.
+
+The layout of a shard does not depend on its batches, so they may change size from one to the next.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+
+# Sizes worth trying. On CPUs the best was 2048 on one machine and 4096 on another; accelerators want more.
+CPU_SIZES = (1024, 2048, 4096)
+ACCELERATOR_SIZES = (4096, 8192, 16384, 32768)
+TRIES = 3
+
+
+class TokenBudget:
+    """The budget of the next batch; learns from how long each one took."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self._seconds_per_token: dict[int, list[float]] = {size: [] for size in sizes}
+        self._chosen = sizes[0] if len(sizes) == 1 else None
+
+    @classmethod
+    def fixed(cls, size: int) -> TokenBudget:
+        return cls((size,))
+
+    @classmethod
+    def probing(cls, device: torch.device) -> TokenBudget:
+        return cls(CPU_SIZES if device.type == "cpu" else ACCELERATOR_SIZES)
+
+    @property
+    def chosen(self) -> int | None:
+        """The size that was settled on, None while sizes are still tried out."""
+        return self._chosen
+
+    def next(self) -> int:
+        """Positions of the next batch: each size in turn until all were seen often enough."""
+        if self._chosen is not None:
+            return self._chosen
+        return min(self._seconds_per_token, key=lambda size: len(self._seconds_per_token[size]))
+
+    def observe(self, size: int, tokens: int, positions: int, seconds: float) -> None:
+        """Note that a batch made under budget `size` took `seconds`.
+
+        A batch that could not use half of its budget (few samples were left) says nothing about that size.
+        """
+        if self._chosen is not None or positions < size // 2:
+            return
+        self._seconds_per_token[size].append(seconds / tokens)
+        if all(len(seen) >= TRIES for seen in self._seconds_per_token.values()):
+            self._chosen = min(self._seconds_per_token, key=lambda s: statistics.median(self._seconds_per_token[s]))

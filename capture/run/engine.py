@@ -1,0 +1,117 @@
+"""The forward of an offline run, behind one small interface; and the one that runs a Hugging Face model in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ...hooks import Collector, GatheredRows, TapError, Taps, probe
+from ...models.call import input_device, without_cache
+from ...models.decoder import Decoder, find_decoder
+from ...models.pipeline import pipeline_group_of
+from ..mixin import require_single_stage
+from ..outputs import DeviceAuxiliaryOutput, DeviceHiddenStates, RowLayout, append_auxiliary_output
+from .batches import TokenBatch
+from .row_faults import DeviceRowFaults, fault_codes
+
+
+class Engine(Protocol):
+    """Runs batches of prompts and gives what was captured."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the captured tensors are made."""
+
+    def forward(self, batch: TokenBatch) -> DeviceAuxiliaryOutput:
+        """The hidden states of every real position of `batch`, and their faults, as one auxiliary output."""
+
+
+@dataclass(frozen=True)
+class AttachedModel:
+    """What the taps were attached to, for the files that speak of it."""
+
+    decoder: Decoder
+    taps: Taps
+    hidden_size: int
+    dtype: torch.dtype
+    norm_path: str | None
+
+
+class HuggingFaceEngine:
+    """Taps on a model in this process. The forward ends after the last tap: no lm_head, no cache, no later layer."""
+
+    def __init__(self, attached: AttachedModel, collector: Collector, store_dtype: torch.dtype) -> None:
+        self.attached, self._collector, self._store_dtype = attached, collector, store_dtype
+        self._model = attached.decoder.model
+        self._arguments = without_cache(self._model)
+        self.device = input_device(self._model)
+
+    @torch.inference_mode()
+    def forward(self, batch: TokenBatch) -> DeviceAuxiliaryOutput:
+        positions, taps = batch.positions, self._collector.taps
+        index = None if positions.all_real else positions.flat_index().to(self.device, non_blocking=True)
+        slots = GatheredRows(len(taps.boundaries), index, positions.T)
+        with self._collector.armed(slots, positions.B, positions.S, stop=True):
+            self._model(batch.input_ids.to(self.device, non_blocking=True), **self._arguments)
+        return self._output(slots, RowLayout.of_prompts(positions.lengths))
+
+    def _output(self, slots: GatheredRows, layout: RowLayout) -> DeviceAuxiliaryOutput:
+        taps, K = self._collector.taps, len(self._collector.taps.boundaries)
+        computed: dict[str, Tensor] = {}
+        if slots.aux_hidden_states is not None:
+            computed["aux_hidden_states"] = slots.aux_hidden_states
+        names = [name for name, asked in (("pre_norm", taps.pre_norm), ("post_norm", taps.post_norm)) if asked]
+        computed |= {name: slots.norms[K + i] for i, name in enumerate(names)}
+        stored = {name: rows.to(self._store_dtype) for name, rows in computed.items()}
+        codes = torch.cat([self._codes(name, rows, stored[name]) for name, rows in computed.items()], 1)
+        faults = DeviceRowFaults(codes, layout, taps.names, self._store_dtype)
+        output = append_auxiliary_output(DeviceHiddenStates(stored, layout), faults)
+        assert output is not None
+        return output
+
+    def _codes(self, name: str, computed: Tensor, stored: Tensor) -> Tensor:
+        if name != "aux_hidden_states":
+            return fault_codes(computed[:, None], stored[:, None], zero_is_fault=True)
+        zero_is_fault = torch.tensor([b > 0 for b in self._collector.taps.boundaries], device=computed.device)
+        return fault_codes(computed, stored, zero_is_fault=zero_is_fault)
+
+
+class TapsOf(Protocol):
+    """Makes taps once the number of layers is known."""
+
+    def __call__(self, n: int) -> Taps: ...
+
+
+def attach(model: nn.Module, taps_of: TapsOf) -> tuple[AttachedModel, Collector]:
+    """Find the layers of `model`, see that the taps are true, and make their collector.
+
+    Raises:
+        PipelineCaptureError, DecoderNotFoundError, LayerIdError, LayerIdTypeError, TapError.
+    """
+    require_single_stage(getattr(model, "pp_group", None) or pipeline_group_of(model), "DSPARK")
+    decoder = find_decoder(model)
+    taps = taps_of(decoder.n)
+    truth = probe(decoder)
+    truth.require(decoder, taps.boundaries)
+    norm = truth.require_norm(decoder) if taps.final != "none" else truth.norm
+    collector = Collector(decoder, taps, norm.module if norm else None)
+    if truth.hidden_size is None or truth.dtype is None:
+        raise TapError(f"no decoder layer of {type(model).__name__} gave a hidden state when it was tried.")
+    return AttachedModel(decoder, taps, truth.hidden_size, truth.dtype, norm.path if norm else None), collector
+
+
+@contextmanager
+def attached_engine(
+    attached: AttachedModel, collector: Collector, store_dtype: torch.dtype
+) -> Iterator[HuggingFaceEngine]:
+    """The hooks are on the model inside the block alone."""
+    collector.attach()
+    try:
+        yield HuggingFaceEngine(attached, collector, store_dtype)
+    finally:
+        collector.detach()

@@ -1,0 +1,97 @@
+"""What a run's files say of how they were made."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...models.layer_ids import from_boundaries
+from ...models.loading import LoadedModel
+from ..data import TokenisationIdentity
+from ..store import FORMAT_VERSION
+from .engine import AttachedModel
+from .settings import CaptureSettings
+
+_LIBRARIES = ("torch", "transformers", "safetensors", "tokenizers")
+
+
+def run_identity(
+    settings: CaptureSettings, loaded: LoadedModel, attached: AttachedModel, tokenisation: TokenisationIdentity
+) -> dict[str, Any]:
+    """What a later run on the same folder must agree with, as JSON values."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "model": _model(loaded, attached),
+        "taps": _taps(settings, attached),
+        "compute_dtype": _name(attached.dtype),
+        "store_dtype": settings.store_dtype or _name(attached.dtype),
+        "attn_implementation": _attention(attached),
+        "mode": "exact" if settings.exact else "batched",
+        "tokenisation": tokenisation.as_dict(),
+        "data": [_source(source) for source in settings.data],
+        "limit": settings.text.limit,
+        "shard_rows": settings.shard_rows,
+        "on_bad_values": settings.on_bad_values,
+    }
+
+
+def shard_metadata(identity: dict[str, Any], mask_rules: dict[str, int]) -> dict[str, Any]:
+    """What each shard says of itself: the identity, and what may differ between runs that agree."""
+    return {
+        **identity,
+        "mask_rules": mask_rules,
+        "made_with": {
+            "hiddentap": version("hiddentap"),
+            **{name: version(name) for name in _LIBRARIES},
+            "python": platform.python_version(),
+            "threads": torch.get_num_threads(),
+            "compiled": False,
+        },
+    }
+
+
+def _model(loaded: LoadedModel, attached: AttachedModel) -> dict[str, Any]:
+    return {
+        "id": loaded.source.name,
+        "revision": loaded.revision,
+        "class": type(attached.decoder.model).__name__,
+        "config_sha256": loaded.config_hash,
+        "weights_sha256": loaded.weights,
+        "weights_dtype": loaded.weights_dtype,
+    }
+
+
+def _taps(settings: CaptureSettings, attached: AttachedModel) -> dict[str, Any]:
+    boundaries = attached.taps.boundaries
+    return {
+        "convention": settings.convention,
+        "layer_ids": list(from_boundaries(boundaries, settings.convention)),
+        "boundaries": list(boundaries),
+        "final": settings.final,
+        "num_hidden_layers": attached.decoder.n,
+        "hidden_size": attached.hidden_size,
+        "layers_path": attached.decoder.layers_path,
+        "norm_path": attached.norm_path,
+    }
+
+
+def _attention(attached: AttachedModel) -> str | None:
+    config = getattr(attached.decoder.model, "config", None)
+    return getattr(config, "_attn_implementation", None)
+
+
+def _source(source: str) -> dict[str, Any]:
+    path = Path(source)
+    if not path.is_file():
+        return {"name": source}
+    with path.open("rb") as file:
+        return {"name": source, "bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,112 @@
+"""The plan of a run: made by tokenising its data once, or taken up again from the folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from ...models.errors import RunError, UsageError
+from ..data import Reject as RowReject
+from ..data import RejectGate, Sample, TokeniseOptions, tokenise
+from ..store import OutputFolder, Plan, PlanWriter, Reject, differences
+from .progress import Progress
+from .settings import CaptureSettings
+
+_TELL_EVERY = 64
+
+
+def existing_plan(folder: OutputFolder) -> Plan | None:
+    """The sealed plan of an earlier run on this folder."""
+    return Plan(folder.plan) if (folder.plan / "plan.json").exists() else None
+
+
+def require_same_identity(plan: Plan, identity: dict[str, Any], folder: OutputFolder) -> None:
+    """Raise UsageError listing what differs between the run that filled `folder` and this one."""
+    changed = differences(plan.identity, identity)
+    if changed:
+        raise UsageError(
+            f"{folder.path} holds another run; choose another folder, or ask for the same again. What differs (there -> now):\n  "
+            + "\n  ".join(changed)
+        )
+
+
+def make_plan(
+    settings: CaptureSettings,
+    folder: OutputFolder,
+    options: TokeniseOptions,
+    identity: dict[str, Any],
+    progress: Progress,
+) -> Plan:
+    """Tokenise every input row into the plan's files: each row ends as a sample or as a reject with its reason.
+
+    Raises:
+        RunError: a damaged source, the first reject of a strict run, or a mask rule that fails on too many rows.
+        UsageError: options that do not fit the tokenizer.
+    """
+    gate = RejectGate(settings.text.allow_rejects)
+    sources = {source: index for index, source in enumerate(settings.data)}
+    counted = _Counts()
+    with PlanWriter(folder.plan) as writer:
+        items = tokenise(settings.data, options, workers=settings.text.workers, limit=settings.text.limit)
+        for item in _told(items, progress):
+            gate.feed(item)
+            if isinstance(item, Sample):
+                counted.add(item)
+                writer.add(
+                    item.input_ids,
+                    item.loss_mask,
+                    sample_id=item.sample_id,
+                    source=sources[item.source],
+                    line=item.line,
+                    truncated_from=item.truncated_from or 0,
+                )
+            else:
+                _refuse_if_strict(item, settings.text.strict)
+                detail = {"code": item.code}
+                writer.reject(Reject(item.source, item.line, item.sample_id, item.reason, detail))
+        gate.finish()
+        return writer.seal(identity, settings.data, shard_rows=settings.shard_rows, extra=counted.as_json(options))
+
+
+class _Counts:
+    """What the samples of a plan have in common, for the summary and the headers."""
+
+    def __init__(self) -> None:
+        self.warnings: Counter[str] = Counter()
+        self.mask_rules: Counter[str] = Counter()
+        self.truncated = 0
+        self.supervised = 0
+
+    def add(self, sample: Sample) -> None:
+        self.warnings.update(sample.warnings)
+        self.mask_rules[sample.mask_rule] += 1
+        self.truncated += sample.truncated_from is not None
+        self.supervised += sample.supervised
+
+    def as_json(self, options: TokeniseOptions) -> dict[str, Any]:
+        return {
+            "warnings": dict(sorted(self.warnings.items())),
+            "mask_rules": dict(sorted(self.mask_rules.items())),
+            "truncated": self.truncated,
+            "supervised_tokens": self.supervised,
+            "template_date": options.date.isoformat(),
+        }
+
+
+def _told(items: Iterable[Sample | RowReject], progress: Progress) -> Iterable[Sample | RowReject]:
+    rows = rejected = 0
+    for item in items:
+        rows += 1
+        rejected += isinstance(item, RowReject)
+        if rows % _TELL_EVERY == 0:
+            progress.tokenised(rows, rejected)
+        yield item
+    progress.tokenised(rows, rejected)
+
+
+def _refuse_if_strict(reject: RowReject, strict: bool) -> None:
+    if strict:
+        raise RunError(
+            f"{reject.source}, line {reject.line}: {reject.reason} (strict: the first rejected row ends the run)"
+        )

@@ -1,0 +1,114 @@
+"""What one offline run is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from ...hooks import Final, Taps
+from ...models.errors import UsageError
+from ...models.layer_ids import Convention, to_boundaries
+from ...models.loading import ModelSource
+from ..data import TokeniseOptions
+
+OnBadValues = Literal["reject", "raise", "keep"]
+STORE_DTYPES: Mapping[str, torch.dtype] = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """How input rows become tokens; see `TokeniseOptions` for what each field means."""
+
+    max_length: int = 4096
+    on_too_long: str = "truncate"
+    loss_on: str = "assistant"
+    chat_template: str | None = None
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
+    limit: int | None = None
+    workers: int = 0
+    allow_rejects: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_length", 1), ("workers", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} must be at least {least}; got {getattr(self, name)}.")
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"limit must be at least 1; got {self.limit}.")
+
+    def tokenise_options(self, source: ModelSource, *, date: str, vocab_rows: int | None) -> TokeniseOptions:
+        return TokeniseOptions(
+            tokenizer=source.name,
+            revision=source.revision,
+            trust_remote_code=source.trust_remote_code,
+            chat_template=self.chat_template,
+            template_args=self.template_args,
+            template_date=date,
+            max_length=self.max_length,
+            on_too_long=self.on_too_long,
+            loss_on=self.loss_on,
+            strict=self.strict,
+            vocab_rows=vocab_rows,
+        )
+
+
+@dataclass(frozen=True)
+class CaptureSettings:
+    """One offline run.
+
+    Attributes:
+        model: which model, and how it computes.
+        data: files or data sets of conversations, texts or token ids.
+        out: the folder that is filled.
+        layer_ids: K ids under `convention`.
+        final: norm states to store beside them.
+        head: whether the final norm, the lm_head and the embeddings are written to OUT/head as well.
+        store_dtype: dtype of the stored rows, or None for the one the model computes in.
+        batch_tokens: positions of one forward, padding included, or None to try sizes out on the first batches.
+        exact: one sample a forward, so that every row is, bit for bit, that of a plain forward.
+        shard_rows: most rows of one shard; a longer sample has a shard of its own.
+        on_bad_values: what becomes of a sample with rows that are not finite or all zero.
+    """
+
+    model: ModelSource
+    data: tuple[str, ...]
+    out: Path
+    layer_ids: tuple[int, ...] | None
+    convention: Convention = "layer_output"
+    final: Final = "pre"
+    head: bool = False
+    text: TextSettings = TextSettings()
+    store_dtype: str | None = None
+    batch_tokens: int | None = None
+    exact: bool = False
+    shard_rows: int = 262_144
+    on_bad_values: OnBadValues = "reject"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "out", Path(self.out))
+        if not self.data:
+            raise UsageError("no data was given; expected at least one file or data set.")
+        if self.store_dtype is not None and self.store_dtype not in STORE_DTYPES:
+            raise UsageError(f"store_dtype must be one of {', '.join(STORE_DTYPES)}; got {self.store_dtype!r}.")
+        if self.on_bad_values not in get_args(OnBadValues):
+            raise UsageError(f"on_bad_values must be reject, raise or keep; got {self.on_bad_values!r}.")
+        for name in ("batch_tokens", "shard_rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1; got {value}.")
+        if self.exact and self.batch_tokens is not None:
+            raise UsageError(
+                "exact runs one sample a forward, so batch_tokens has no meaning beside it; give one of them."
+            )
+
+    def taps(self, n: int) -> Taps:
+        """The taps in a model of n layers; raises as `models.layer_ids.to_boundaries` does."""
+        return Taps(to_boundaries(self.layer_ids, n, self.convention), self.final)

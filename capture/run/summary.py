@@ -1,0 +1,59 @@
+"""What came of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """Counts of a finished run; `captured` and `rejected` add up to the input rows.
+
+    Attributes:
+        captured, rejected: samples on disk, and rows that are in rejects.jsonl instead.
+        rejected_by_code: why, counted by a short word.
+        tokens, supervised_tokens: rows of the shards, and tokens that the loss masks of the plan mark.
+        truncated: samples that were cut to the longest length.
+        warnings: what the template did not render and the like, counted by a short word.
+        shards, shards_done_before: how many there are, and how many an earlier run had sealed.
+        bytes: size of the shards.
+        tokens_now, seconds: what this run captured, from its first forward to its last seal.
+        batch_tokens: the budget of positions that a forward got at the end.
+        notes: what the model's checkpoint and config disagree on.
+    """
+
+    out: Path
+    captured: int
+    rejected: int
+    rejected_by_code: dict[str, int]
+    tokens: int
+    supervised_tokens: int
+    truncated: int
+    warnings: dict[str, int]
+    shards: int
+    shards_done_before: int
+    bytes: int
+    tokens_now: int
+    seconds: float
+    batch_tokens: int | None
+    layer_ids: tuple[int, ...]
+    convention: str
+    hidden_size: int
+    notes: tuple[str, ...]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens_now / self.seconds if self.seconds > 0 else 0.0
+
+    def counts(self) -> dict[str, Any]:
+        """What the manifest keeps of it."""
+        return {
+            "captured": self.captured,
+            "rejected": self.rejected,
+            "rejected_by_code": self.rejected_by_code,
+            "supervised_tokens": self.supervised_tokens,
+            "truncated": self.truncated,
+            "warnings": self.warnings,
+        }

@@ -1,0 +1,133 @@
+"""What turns a stored row into logits: final norm, lm_head and embeddings, in a folder of their own.
+
+The norm is kept as a module and not as a weight: models differ in what they do around it (upcasts, 1 + w, scales), and only the
+model's own class does the same bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from .errors import RunError
+
+WEIGHTS_FILE = "head.safetensors"
+DESCRIPTION_FILE = "head.json"
+PARTS = ("norm", "lm_head", "embeddings")
+
+
+class HeadError(RunError):
+    """A head folder that cannot be written or read."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The parts, each None where the model has none; on the CPU, in the dtype they were stored in.
+
+    Attributes:
+        norm: (..., H) pre-norm to post-norm, by the model's own class.
+        lm_head: (..., H) post-norm to (..., V), without what some models do to logits afterwards (scaling, soft caps).
+        embeddings: ids to (..., H).
+    """
+
+    norm: nn.Module | None
+    lm_head: nn.Module | None
+    embeddings: nn.Module | None
+
+
+def head_parts(model: Any, norm_path: str | None) -> dict[str, tuple[str, nn.Module]]:
+    """Part name -> (path in the model, module)."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = {
+        "norm": model.get_submodule(norm_path) if norm_path else None,
+        "lm_head": model.get_output_embeddings(),
+        "embeddings": model.get_input_embeddings(),
+    }
+    return {name: (paths[id(module)], module) for name, module in found.items() if module is not None}
+
+
+def save_head(folder: Path, model: Any, norm_path: str | None) -> None:
+    """Write the head of `model` and see that what can be loaded again computes the same bits.
+
+    Raises:
+        HeadError: weights are offloaded, or the norm, loaded again, gives other values.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = head_parts(model, norm_path)
+    tensors: dict[str, Tensor] = {}
+    stored_at: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, (_, module) in parts.items():
+        for key, value in module.state_dict().items():
+            if value.device.type == "meta":
+                raise HeadError(f"{name}.{key} is offloaded; load the model without offloading to write its head.")
+            if value.data_ptr() in stored_at:
+                tied[f"{name}.{key}"] = stored_at[value.data_ptr()]
+                continue
+            stored_at[value.data_ptr()] = f"{name}.{key}"
+            tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
+    save_file(tensors, folder / WEIGHTS_FILE)
+    (folder / WEIGHTS_FILE).chmod(0o644)
+    (folder / "config.json").write_text(model.config.to_json_string(use_diff=False), encoding="utf-8")
+    description = {"paths": {name: path for name, (path, _) in parts.items()}, "tied": tied}
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(description, sort_keys=True, indent=1), encoding="utf-8")
+    if "norm" in parts:
+        _require_same_norm(parts["norm"][1], load_head(folder).norm)
+
+
+def load_head(folder: Path, *, trust_remote_code: bool = False) -> Head:
+    """Read a head folder.
+
+    Raises:
+        HeadError: a file is missing, or the model class cannot be built from the config.
+    """
+    try:
+        description = json.loads((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
+        tensors = load_file(folder / WEIGHTS_FILE)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise HeadError(f"{folder} holds no head ({error}); capture with --head to write one.") from error
+    for name, source in description["tied"].items():
+        tensors[name] = tensors[source]
+    skeleton = _skeleton(config, trust_remote_code)
+    return Head(**{name: _part(name, description["paths"], skeleton, tensors) for name in PARTS})
+
+
+def _skeleton(config: Any, trust_remote_code: bool) -> nn.Module:
+    auto: Any = AutoModelForCausalLM
+    if type(config) not in auto._model_mapping and type(config) in AutoModelForImageTextToText._model_mapping:
+        auto = AutoModelForImageTextToText
+    with torch.device("meta"):
+        return cast(nn.Module, auto.from_config(config, trust_remote_code=trust_remote_code))
+
+
+def _part(name: str, paths: Mapping[str, str], skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module | None:
+    if name not in paths:
+        return None
+    prefix = f"{name}."
+    state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+    module = skeleton.get_submodule(paths[name]).to_empty(device="cpu")
+    # `assign` keeps each weight's stored dtype; the skeleton has the config's.
+    module.load_state_dict(state, assign=True)
+    return module.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def _require_same_norm(original: nn.Module, loaded: nn.Module | None) -> None:
+    weight = next(original.parameters(), None)
+    if weight is None or loaded is None:
+        return
+    rows = torch.linspace(-3, 3, 4 * weight.shape[-1]).reshape(4, -1).to(weight.dtype)
+    if not torch.equal(original(rows.to(weight.device)).cpu(), loaded(rows)):
+        raise HeadError(
+            f"the final norm {type(original).__name__} gives other values when it is built again from its weights; "
+            "post-norm cannot be derived from this head. Capture with --final both instead."
+        )
