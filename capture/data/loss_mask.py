@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from ...models.errors import UsageError
 from .conversation import Conversation
+from .generation_marks import has_marks, marked_spans
 from .markers import Markers
-from .row_error import RowError
 from .substitution import TurnFinder
 from .template import ChatTemplate, Span, Tools
 from .token_mask import mask_of_spans
@@ -38,7 +38,7 @@ class LossMasks:
         """The rule that holds for conversations with or without tools."""
         if self._loss_on == "all":
             return ALL
-        return GENERATION_MARKS if self._template.has_generation_marks(tools) else SUBSTITUTION
+        return GENERATION_MARKS if has_marks(self._template.source(tools)) else SUBSTITUTION
 
     def mask(
         self,
@@ -73,35 +73,6 @@ class LossMasks:
         self, rule: str, conversation: Conversation, rendered: str, marked: str | None, markers: Markers
     ) -> tuple[Sequence[Span], frozenset[str]]:
         if rule == GENERATION_MARKS:
-            return self._marked_spans(conversation, rendered, markers), frozenset()
+            return marked_spans(self._template, conversation, rendered, markers), frozenset()
         turns = self._finder.turns(conversation, rendered, marked, markers)
         return turns.spans, frozenset({"content_changed"} if turns.changed else ())
-
-    def _marked_spans(self, conversation: Conversation, rendered: str, markers: Markers) -> Sequence[Span]:
-        """Exactly the template's marks, after a look at where they lie in a rendering of markers: marks inside a
-        Jinja macro or `set` block come out shifted, over text of other roles."""
-        text, spans = self._template.render_with_marks(conversation.messages, conversation.tools)
-        if text != rendered:
-            raise _misplaced("tracking them changes the text")
-        probe = markers.in_place_of_all(conversation.messages)
-        probe_text, probe_spans = self._template.render_with_marks(probe, conversation.tools)
-        inside = {number // 2 for number, at in markers.found(probe_text) if _covered(at, markers.length, probe_spans)}
-        others = sorted(place for place in inside if conversation.messages[place]["role"] != "assistant")
-        if others:
-            raise _misplaced(f"they cover message {others[0]}, of role {conversation.messages[others[0]]['role']}")
-        if probe_spans and not inside:
-            raise _misplaced("they cover no message")
-        return spans
-
-
-def _covered(at: int, length: int, spans: Sequence[Span]) -> bool:
-    """Whether a span touches the `length` characters from `at`."""
-    return any(start < at + length and at < end for start, end in spans)
-
-
-def _misplaced(found: str) -> RowError:
-    return RowError(
-        "marks_misplaced",
-        f"expected the template's generation marks to cover what the assistant writes; found that {found}; "
-        f"mend the template, or supervise everything (--loss-on all)",
-    )

@@ -18,10 +18,22 @@ class Markers:
     stem: str
 
     def content(self, place: int) -> str:
+        """Stands for the content of a message."""
         return self._marker(2 * place)
 
     def reasoning(self, place: int) -> str:
+        """Stands for the reasoning of a message."""
         return self._marker(2 * place + 1)
+
+    @property
+    def opening(self) -> str:
+        """A word for the start of a marked block; its capitals keep it apart from the numbered ones."""
+        return f"{self.stem}OPEN"
+
+    @property
+    def closing(self) -> str:
+        """A word for the end of a marked block."""
+        return f"{self.stem}CLOSE"
 
     def _marker(self, number: int) -> str:
         letters = ""

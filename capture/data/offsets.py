@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .byte_tokens import byte_offsets
+
 
 def keep_white_space_in_offsets(tokenizer: Any) -> None:
     """Makes a fast tokenizer report the white space that its tokens hold.
@@ -16,10 +18,12 @@ def keep_white_space_in_offsets(tokenizer: Any) -> None:
         _keep_white_space(tokenizer.backend_tokenizer.post_processor)
 
 
-def offsets_of(encoding: Any) -> npt.NDArray[np.int64] | None:
-    """(S, 2) int64 from a tokenizer's output, None where it has no offsets."""
+def offsets_of(tokenizer: Any, encoding: Any, text: str) -> npt.NDArray[np.int64] | None:
+    """(S, 2) int64: the characters of `text` that each token of its encoding stands for; None where nobody can tell."""
     mapping = encoding.get("offset_mapping")
-    return None if mapping is None else np.asarray(mapping, np.int64).reshape(-1, 2)
+    if mapping is None:
+        return byte_offsets(tokenizer, list(encoding["input_ids"]), text)
+    return np.asarray(mapping, np.int64).reshape(-1, 2)
 
 
 def _keep_white_space(processor: Any) -> None:

@@ -1,7 +1,6 @@
 """One chat template with the run's arguments and date."""
 
 import datetime
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -50,7 +49,6 @@ _TEMPLATE_ERRORS = (
     ArithmeticError,
     RuntimeError,
 )
-_MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _PROBE = "hiddentapprobe"
 
 
@@ -84,14 +82,16 @@ class ChatTemplate:
             self._templates[with_tools] = with_fixed_date(text, self._date)
         return self._templates[with_tools]
 
-    def has_generation_marks(self, tools: Tools = None) -> bool:
-        """Whether the template marks what the assistant writes with `{% generation %}`."""
-        return _MARKS.search(self.source(tools)) is not None
-
-    def render(self, messages: Sequence[Message], tools: Tools = None, generation_prompt: bool = False) -> str:
-        """The text of the conversation."""
-        rendered = self._apply(messages, tools, tokenize=False, add_generation_prompt=generation_prompt)
-        return str(rendered)
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Tools = None,
+        generation_prompt: bool = False,
+        source: str | None = None,
+    ) -> str:
+        """The text of the conversation; `source` is a template's text in place of this one's."""
+        source = self.source(tools) if source is None else source
+        return str(self._apply(source, messages, tools, tokenize=False, add_generation_prompt=generation_prompt))
 
     def render_with_marks(self, messages: Sequence[Message], tools: Tools = None) -> tuple[str, list[Span]]:
         """The text of the conversation and the character spans of its `{% generation %}` blocks, empty ones left out."""
@@ -116,7 +116,13 @@ class ChatTemplate:
             "return_offsets_mapping": bool(self._tokenizer.is_fast),
         }
         return self._apply(
-            messages, tools, tokenize=True, return_dict=True, add_generation_prompt=False, tokenizer_kwargs=options
+            self.source(tools),
+            messages,
+            tools,
+            tokenize=True,
+            return_dict=True,
+            add_generation_prompt=False,
+            tokenizer_kwargs=options,
         )
 
     def generation_prompt(self, tools: Tools = None) -> str:
@@ -140,13 +146,11 @@ class ChatTemplate:
         """The texts the tokenizer keeps whole, such as `<|im_end|>`."""
         return tuple(self._tokenizer.get_added_vocab())
 
-    def _apply(self, messages: Sequence[Message], tools: Tools, **options: Any) -> Any:
+    def _apply(self, source: str, messages: Sequence[Message], tools: Tools, **options: Any) -> Any:
         try:
             return self._tokenizer.apply_chat_template(
-                list(messages), tools=_listed(tools), chat_template=self.source(tools), **options, **self._args
+                list(messages), tools=_listed(tools), chat_template=source, **options, **self._args
             )
-        except UsageError:
-            raise
         except _TEMPLATE_ERRORS as error:
             raise _template_error(error) from error
 

@@ -72,7 +72,9 @@ class Tokeniser:
             return _given(body)
         require_encodable(body.text, "text")
         ids = np.asarray(self.tokenizer(body.text, verbose=False)["input_ids"], np.int64)
-        return ids, Masked(np.ones(len(ids), np.uint8), ALL, frozenset())
+        begins_twice = len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id
+        warnings = frozenset({"begin_token_twice"} if begins_twice else ())
+        return ids, Masked(np.ones(len(ids), np.uint8), ALL, warnings)
 
     def _conversation(self, conversation: Conversation) -> _Tokens:
         messages, tools = conversation.messages, conversation.tools
@@ -82,7 +84,9 @@ class Tokeniser:
         marked = self._marked(conversation, markers)
         encoding = self.template.encode(messages, tools)
         ids = np.asarray(encoding["input_ids"], np.int64)
-        masked = self._masks.mask(conversation, rendered, marked, markers, len(ids), offsets_of(encoding))
+        masked = self._masks.mask(
+            conversation, rendered, marked, markers, len(ids), offsets_of(self.tokenizer, encoding, rendered)
+        )
         dropped = dropped_parts(self.template, conversation, rendered, marked, markers)
         return ids, Masked(masked.loss_mask, masked.rule, masked.warnings | dropped)
 
