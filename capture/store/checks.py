@@ -16,7 +16,7 @@ from .assignment import shard_index
 from .columns import ROWS, Column
 from .diskio import tensor_bytes
 from .errors import PlanError, ShardError
-from .folder import OutputFolder
+from .folder import OutputFolder, SealedShards
 from .manifest import Manifest
 from .plan import PLAN_FILE, Plan
 from .shard import Shard
@@ -49,6 +49,7 @@ def check_folder(path: Path, *, checksums: bool = True, values: bool = True) -> 
         plan, found = _check_plan(folder, checksums)
         findings += found
     sealed = folder.sealed_shards()
+    findings += _check_cover(folder, plan, sealed)
     findings += [_error(folder.shard_path(index), str(error)) for index, error in sealed.broken.items()]
     for shard in sealed.shards.values():
         with shard:
@@ -89,6 +90,20 @@ def _check_manifest(folder: OutputFolder) -> list[Finding]:
             findings.append(_error(path, f"{state}; the manifest lists it with {entry.bytes} bytes"))
     if not manifest.complete:
         findings.append(Finding(str(folder.manifest_path), None, None, "the capture is not complete", "warning"))
+    return findings
+
+
+def _check_cover(folder: OutputFolder, plan: Plan | None, sealed: SealedShards) -> list[Finding]:
+    findings = []
+    absent = sorted(set(range(len(plan.shards))) - sealed.shards.keys() - sealed.broken.keys()) if plan else []
+    if absent:
+        shown = ", ".join(map(str, absent[:10]))
+        what = f"{len(absent)} planned shards are not there yet: {shown}"
+        findings.append(Finding(str(folder.shards), None, None, what, "warning"))
+    indices = [index for shard in sealed.shards.values() for index in shard.sample_index.tolist()]
+    repeated = len(indices) - len(set(indices))
+    if repeated:
+        findings.append(_error(folder.shards, f"{repeated} samples stand in more than one shard, or twice in one"))
     return findings
 
 

@@ -45,6 +45,20 @@ def array_bytes(array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> m
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
+def create_file(path: Path) -> int:
+    """A new file, open for reading and writing; RunError if it exists or cannot be made."""
+    try:
+        with full_disk_explained(path, 1):
+            # The mode given at creation obeys the umask, a later chmod would not.
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError as error:
+        raise RunError(
+            f"{path} exists: another process writes it, or one was killed; remove it in that case."
+        ) from error
+    except OSError as error:
+        raise RunError(f"{path} cannot be created ({error.strerror}).") from error
+
+
 def write_all(fd: int, data: Buffer, offset: int) -> None:
     """Write every byte of `data` at `offset`; one call of the system may write less than asked (2 GiB at most)."""
     view = memoryview(data)
@@ -113,14 +127,7 @@ class UnsealedFile:
     def __init__(self, target: Path, suffix: str = ".open") -> None:
         self.target = target
         self.path = target.with_name(target.name + suffix)
-        self._fd: int | None = None
-        try:
-            # The mode given at creation obeys the umask, a later chmod would not.
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError as error:
-            raise RunError(
-                f"{self.path} exists: another process writes this shard, or one was killed; remove it in that case."
-            ) from error
+        self._fd: int | None = create_file(self.path)
 
     @property
     def fd(self) -> int:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,13 +67,19 @@ class OutputFolder:
     def lock(self) -> Iterator[None]:
         """Be the one writer: creates the folder and `shards/` where missing.
 
-        Raises UsageError for a file or a non-empty folder that is not ours, FolderLockedError if another process
-        writes here.
+        Raises UsageError for a file, a non-empty folder that is not ours or one that cannot be written,
+        FolderLockedError if another process writes here.
         """
         self._require_ours()
-        self.path.mkdir(parents=True, exist_ok=True)
-        with FolderLock(self.path / LOCK_FILE):
-            self.shards.mkdir(exist_ok=True)
+        with ExitStack() as stack:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(FolderLock(self.path / LOCK_FILE))
+                self.shards.mkdir(exist_ok=True)
+            except OSError as error:
+                raise UsageError(
+                    f"{self.path} cannot be written or locked ({error}); choose another folder."
+                ) from error
             yield
 
     def stray_files(self) -> list[Path]:

@@ -58,7 +58,7 @@ class GrowingShardWriter:
     def rows(self) -> int:
         """Rows of the samples not rejected, counted in the column that has received most."""
         counts = [
-            sum(spool.counts) - sum(spool.counts[sample] for sample in self._rejects)
+            spool.total - sum(spool.counts[sample] for sample in self._rejects)
             for spool in self._spools.values()
             if spool.column.axis == ROWS
         ]

@@ -35,13 +35,10 @@ class FolderLock:
     def __enter__(self) -> "FolderLock":
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            owner = os.pread(fd, 4096, 0)
+            self._take(fd)
+        except BaseException:
             os.close(fd)
-            raise FolderLockedError(
-                f"{self._path.parent} is being written by {_owner(owner)}; wait for it or choose another folder."
-            ) from error
+            raise
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n", 0)
         self._fd = fd
@@ -55,6 +52,15 @@ class FolderLock:
             _held.remove(self._fd)
             os.close(self._fd)
         self._fd = None
+
+    def _take(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = _owner(os.pread(fd, 4096, 0))
+            raise FolderLockedError(
+                f"{self._path.parent} is being written by {owner}; wait for it or choose another folder."
+            ) from error
 
 
 def _owner(raw: bytes) -> str:

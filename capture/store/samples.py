@@ -41,7 +41,7 @@ class ShardSamples:
 
     def source(self, position: int) -> str:
         """The name of the source that the sample at `position` came from."""
-        return self.sources[self.source_index[position]]
+        return self.sources[int(self.source_index[position])]
 
     def take(self, positions: NDArray[np.int64]) -> "ShardSamples":
         """The samples at `positions`, in that order."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...models.errors import RunError
 from .columns import Column
-from .diskio import COPY_BYTES, UnsealedFile, full_disk_explained, read_all, write_all
+from .diskio import COPY_BYTES, UnsealedFile, create_file, full_disk_explained, read_all, write_all
 
 _WRITE_BYTES = 1 << 20
 
@@ -14,24 +14,20 @@ _WRITE_BYTES = 1 << 20
 class Spool:
     """A file that takes the rows of interleaved samples and hands them back sample by sample.
 
-    Per sample: how many entries it has (`counts`), and the stretches of the file that hold them. Neighbouring stretches
-    of one sample are one, so a sample written alone costs one copy.
+    Per sample: how many entries it has (`counts`; `total` of all), and the stretches of the file that hold them.
+    Neighbouring stretches of one sample are one, so a sample written alone costs one copy.
     """
 
     def __init__(self, target: Path, column: Column) -> None:
         self.column = column
         self.counts: list[int] = []
+        self.total = 0
         self._sums: list[int] = []
         self._stretches: list[list[tuple[int, int]]] = []
         self._size = 0
         self._pending = bytearray()
         self._path = target.with_name(f"{target.name}.{column.name}.spool")
-        try:
-            self._fd: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError as error:
-            raise RunError(
-                f"{self._path} exists: another process writes this shard, or one was killed; remove it in that case."
-            ) from error
+        self._fd: int | None = create_file(self._path)
 
     @property
     def fd(self) -> int:
@@ -53,7 +49,9 @@ class Spool:
         self._pending += data
         if len(self._pending) >= _WRITE_BYTES:
             self._write_pending(self._size + len(data))
-        self.counts[sample] += len(data) // self.column.row_bytes
+        count = len(data) // self.column.row_bytes
+        self.counts[sample] += count
+        self.total += count
         self._sums[sample] = zlib.crc32(data, self._sums[sample])
         stretches, stop = self._stretches[sample], self._size + len(data)
         if stretches and stretches[-1][1] == self._size:

@@ -94,9 +94,8 @@ def test_samples_that_are_not_the_plan_s_are_found(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "out")
     write_shard(folder.shard_path(1), 4)
     found = check_folder(folder.path)
-    assert ["are not those that the plan has" in finding.what for finding in found if finding.severity == "error"] == [
-        True
-    ]
+    errors = [finding.what for finding in found if Path(finding.path).name == "shard-000001.safetensors"]
+    assert errors[-1] == "its samples are not those that the plan has for shard-000001.safetensors"
 
 
 def test_missing_truncated_and_stray_files_and_an_incomplete_capture_are_found(tmp_path: Path) -> None:
@@ -111,9 +110,19 @@ def test_missing_truncated_and_stray_files_and_an_incomplete_capture_are_found(t
         ("shard-000000.safetensors", "error", "missing"),
         ("shard-000001.safetensors", "error", "300 bytes"),
         ("manifest.json", "warning", "the capture is not complete"),
+        ("shards", "warning", "1 planned shards are not there yet"),
         ("shard-000001.safetensors", "error", str(folder.shard_path(1))),
         ("shard-000005.safetensors.open", "warning", "left by a killed run"),
     ]
+
+
+def test_a_sample_in_two_shards_is_found(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out")
+    with folder.lock():
+        shards = [write_shard(folder.shard_path(index), *lengths) for index, lengths in enumerate([(3, 5), (3,)])]
+        Manifest.from_shards({}, {}, shards, complete=True).write(folder.manifest_path)
+    found = check_folder(folder.path)
+    assert [finding.what for finding in found] == ["1 samples stand in more than one shard, or twice in one"]
 
 
 def test_a_damaged_plan_and_a_missing_manifest_are_found(tmp_path: Path) -> None:

@@ -86,6 +86,23 @@ def test_a_folder_of_others_and_a_file_are_refused_and_left_alone(tmp_path: Path
         pass
 
 
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UsageError, match=r"out cannot be written or locked"),
+        OutputFolder(tmp_path / "file" / "out").lock(),
+    ):
+        pass
+
+
+def test_an_error_under_the_lock_passes_through_and_frees_it(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out")
+    with pytest.raises(OSError, match="mine"), folder.lock():
+        raise OSError("mine")
+    with folder.lock():
+        pass
+
+
 def test_a_copy_of_an_output_without_its_lock_file_is_ours(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path)
     Manifest.from_shards({}, {}, [], complete=False).write(folder.manifest_path)

@@ -264,6 +264,23 @@ def test_a_lazily_negated_tensor_is_stored_negated(tmp_path: Path) -> None:
     assert np.frombuffer(raw_tensor_bytes(tmp_path / NAME, "x"), "<f4").tolist() == [-1.0, -1.0]
 
 
+def test_tensors_of_inference_and_of_training_are_written_as_they_are(tmp_path: Path) -> None:
+    shard, samples = planned(2)
+    with torch.inference_mode():
+        inferred = torch.tensor([[1.5], [2.5]])
+    trained = torch.tensor([[3.5], [4.5]], requires_grad=True)
+    columns = [Column("x", torch.float32, (1,)), Column("y", torch.float32, (1,))]
+    with PlannedShardWriter(tmp_path / NAME, shard, samples, columns, {}) as writer:
+        writer.write(0, {"x": inferred, "y": trained})
+        reader = writer.seal()
+    assert (reader.rows("x", 0, 2).tolist(), reader.rows("y", 0, 2).tolist()) == ([[1.5], [2.5]], [[3.5], [4.5]])
+
+
+def test_a_shard_in_a_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"none/shard-000000.safetensors.open cannot be created"):
+        write_shard(tmp_path / "none" / NAME, 3)
+
+
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664), (0o077, 0o600)])
 def test_a_sealed_shard_has_the_mode_that_the_umask_leaves(tmp_path: Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
