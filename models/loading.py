@@ -53,7 +53,7 @@ class ModelSource:
                 return torch.device(self.device)
             except RuntimeError as error:
                 raise ModelLoadError(f"unknown device {self.device!r}: {error}") from error
-        return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def _about(about: dict[str, Any]) -> list[tuple[str, str]]:
 def _show_sample(path: Path, sample_id: str, tokenizer: str | None) -> None:
     import torch
 
-    from ..data import Sample, load_tokenizer, marked_text
+    from ..data import Sample, TokeniseOptions, Tokeniser, marked_text
     from ..store import CapturedDataset
     from .quiet_libraries import quiet_libraries
 
@@ -99,4 +99,4 @@ def _show_sample(path: Path, sample_id: str, tokenizer: str | None) -> None:
     sample = Sample(sample_id, item["source"], item["line"], ids, item["loss_mask"].numpy(), "")
     name = tokenizer or dataset.metadata["model"]["id"]
     click.echo(f"{sample_id} ({sample.source}:{sample.line}): {len(ids)} rows; what is [[marked]] is supervised\n")
-    show_marked(marked_text(load_tokenizer(name, None, False), sample))
+    show_marked(marked_text(Tokeniser(TokeniseOptions(tokenizer=name)).tokenizer, sample))

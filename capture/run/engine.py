@@ -45,8 +45,11 @@ class AttachedModel:
 class HuggingFaceEngine:
     """Taps on a model in this process. The forward ends after the last tap: no lm_head, no cache, no later layer."""
 
-    def __init__(self, attached: AttachedModel, collector: Collector, store_dtype: torch.dtype) -> None:
-        self.attached, self._collector, self._store_dtype = attached, collector, store_dtype
+    def __init__(
+        self, attached: AttachedModel, collector: Collector, store_dtype: torch.dtype, tap_names: tuple[str, ...]
+    ) -> None:
+        """`tap_names`: what the taps are called where a fault of their rows is told, in slot order."""
+        self._collector, self._store_dtype, self._tap_names = collector, store_dtype, tap_names
         self._model = attached.decoder.model
         self._arguments = without_cache(self._model)
         self.device = input_device(self._model)
@@ -69,7 +72,7 @@ class HuggingFaceEngine:
         computed |= {name: slots.norms[K + i] for i, name in enumerate(names)}
         stored = {name: rows.to(self._store_dtype) for name, rows in computed.items()}
         codes = torch.cat([self._codes(name, rows, stored[name]) for name, rows in computed.items()], 1)
-        faults = DeviceRowFaults(codes, layout, taps.names, self._store_dtype)
+        faults = DeviceRowFaults(codes, layout, self._tap_names, self._store_dtype)
         output = append_auxiliary_output(DeviceHiddenStates(stored, layout), faults)
         assert output is not None
         return output
@@ -107,11 +110,11 @@ def attach(model: nn.Module, taps_of: TapsOf) -> tuple[AttachedModel, Collector]
 
 @contextmanager
 def attached_engine(
-    attached: AttachedModel, collector: Collector, store_dtype: torch.dtype
+    attached: AttachedModel, collector: Collector, store_dtype: torch.dtype, tap_names: tuple[str, ...]
 ) -> Iterator[HuggingFaceEngine]:
     """The hooks are on the model inside the block alone."""
     collector.attach()
     try:
-        yield HuggingFaceEngine(attached, collector, store_dtype)
+        yield HuggingFaceEngine(attached, collector, store_dtype, tap_names)
     finally:
         collector.detach()

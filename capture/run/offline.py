@@ -42,7 +42,7 @@ def capture_dataset(settings: CaptureSettings, progress: Progress | None = None)
             write_head(folder.head, loaded, attached)
         done = _sealed(folder, plan, progress)
         dtype = STORE_DTYPES[plan.identity["store_dtype"]]
-        with attached_engine(attached, collector, dtype) as engine:
+        with attached_engine(attached, collector, dtype, settings.tap_names(attached.taps)) as engine:
             run = ShardRun(
                 plan,
                 folder,

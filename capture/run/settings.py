@@ -11,7 +11,7 @@ import torch
 
 from ...hooks import Final, Taps
 from ...models.errors import UsageError
-from ...models.layer_ids import Convention, to_boundaries
+from ...models.layer_ids import Convention, from_boundaries, to_boundaries
 from ...models.loading import ModelSource
 from ..data import TokeniseOptions
 
@@ -112,3 +112,9 @@ class CaptureSettings:
     def taps(self, n: int) -> Taps:
         """The taps in a model of n layers; raises as `models.layer_ids.to_boundaries` does."""
         return Taps(to_boundaries(self.layer_ids, n, self.convention), self.final)
+
+    def tap_names(self, taps: Taps) -> tuple[str, ...]:
+        """The taps in the words of the ids that were asked for, in slot order."""
+        word = "layer" if self.convention == "layer_output" else "boundary"
+        ids = from_boundaries(taps.boundaries, self.convention)
+        return tuple(f"{word} {i}" for i in ids) + taps.names[len(ids) :]

@@ -59,11 +59,20 @@ CONFIGS: dict[str, Callable[[], object]] = {
 }
 
 
-def build(family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
+def build(
+    family: str,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    vocab_size: int = VOCAB,
+    pad_token_id: int | None = 0,
+) -> nn.Module:
     """A model of `family` with weights large enough that no layer is close to the identity."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family](), dtype=dtype)
-    return _livened(model)
+    config = CONFIGS[family]()
+    config.vocab_size = vocab_size
+    config.pad_token_id = pad_token_id
+    return _livened(AutoModelForCausalLM.from_config(config, dtype=dtype))
 
 
 def build_llama(*, seed: int = 0, **fields: object) -> nn.Module:
@@ -71,15 +80,17 @@ def build_llama(*, seed: int = 0, **fields: object) -> nn.Module:
     return _livened(AutoModelForCausalLM.from_config(llama_config(**fields)))
 
 
-def build_kimi_k25(*, seed: int = 0) -> nn.Module:
-    """An image-text model whose text decoder is a DeepSeek-V3 of 4 layers and whose vision tower has 3."""
+def build_kimi_k25(*, seed: int = 0, vocab_size: int = VOCAB, pad_token_id: int | None = 0) -> nn.Module:
+    """An image-text model whose text decoder is a DeepSeek-V3 of 4 layers and whose vision tower has 3; the last id is the image's."""
     torch.manual_seed(seed)
-    text = _config("deepseek_v3", **_deepseek_v3()).to_dict()
+    text = _config("deepseek_v3", **_deepseek_v3(vocab_size=vocab_size, pad_token_id=pad_token_id)).to_dict()
     vision = {
         "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "patch_size": 4,
         "merge_kernel_size": [2, 2], "init_pos_emb_height": 8, "init_pos_emb_width": 8,
     }  # fmt: skip
-    config = AutoConfig.for_model("kimi_k25", text_config=text, vision_config=vision, image_token_id=5, pad_token_id=0)
+    config = AutoConfig.for_model(
+        "kimi_k25", text_config=text, vision_config=vision, image_token_id=vocab_size - 1, pad_token_id=pad_token_id
+    )
     return _livened(AutoModelForImageTextToText.from_config(config))
 
 

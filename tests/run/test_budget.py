@@ -1,0 +1,38 @@
+"""The budget of positions, learnt on the first batches."""
+
+import torch
+
+from hiddentap.capture.run.budget import TokenBudget
+
+
+def test_each_size_is_tried_three_times_and_the_fastest_stays() -> None:
+    budget = TokenBudget((100, 200, 400))
+    speed = {100: 2.0, 200: 1.0, 400: 3.0}
+    tried = []
+    while budget.chosen is None:
+        size = budget.next()
+        tried.append(size)
+        budget.observe(size, tokens=size, positions=size, seconds=size * speed[size])
+    assert (sorted(tried), budget.chosen, budget.next()) == ([100] * 3 + [200] * 3 + [400] * 3, 200, 200)
+
+
+def test_one_slow_batch_does_not_decide() -> None:
+    budget = TokenBudget((100, 200))
+    for seconds in (1.0, 50.0, 1.0):
+        budget.observe(100, 100, 100, seconds)
+    for _ in range(3):
+        budget.observe(200, 200, 200, 4.0)
+    assert budget.chosen == 100
+
+
+def test_a_batch_that_could_not_use_its_budget_says_nothing() -> None:
+    budget = TokenBudget((100, 200))
+    for _ in range(9):
+        budget.observe(200, 20, 20, 0.0)
+    assert budget.next() == 100
+    assert budget.chosen is None
+
+
+def test_a_fixed_budget_is_chosen_from_the_start() -> None:
+    assert TokenBudget.fixed(64).next() == 64
+    assert TokenBudget.probing(torch.device("cpu")).chosen is None

@@ -1,0 +1,392 @@
+"""The offline run on tiny models: every stored row against a plain forward of its sample alone."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from support import tiny
+from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder, write_rows
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+
+from hiddentap import CapturedDataset, CaptureSettings, ModelSource, TextSettings, capture_dataset, tap
+from hiddentap.capture.store import ShardError, check_folder
+from hiddentap.hooks import TapError
+from hiddentap.models.errors import RunError, UsageError
+from hiddentap.models.head import load_head
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_folder(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "chats.jsonl", CHATS)
+
+
+def settings(model: Path, data: Path, out: Path, **fields: object) -> CaptureSettings:
+    given = {"layer_ids": (0, 2, 3), "final": "both"} | fields
+    return CaptureSettings(model=ModelSource(str(model)), data=(str(data),), out=out, **given)
+
+
+def plain_states(model: nn.Module, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    with torch.no_grad():
+        return model(ids[None], output_hidden_states=True, use_cache=False).hidden_states
+
+
+def assert_rows_are_those_of_plain_forwards(out: Path, model: nn.Module, norm: nn.Module, *, exact: bool) -> None:
+    compare = torch.equal if exact else lambda a, b: torch.allclose(a, b, atol=1e-5, rtol=1e-5)
+    dataset = CapturedDataset(out)
+    assert len(dataset) == len(CHATS)
+    for item in (dataset[i] for i in range(len(dataset))):
+        hs = plain_states(model, item["input_ids"])
+        assert compare(item["aux_hidden_states"][:, 0], hs[1][0])
+        assert compare(item["aux_hidden_states"][:, 1], hs[3][0])
+        assert compare(norm(item["pre_norm"]), hs[4][0])
+        assert compare(item["post_norm"], hs[4][0])
+
+
+def test_an_exact_run_stores_the_rows_of_plain_forwards_bit_for_bit(llama: Path, data: Path, tmp_path: Path) -> None:
+    summary = capture_dataset(settings(llama, data, tmp_path / "out", exact=True))
+    model = AutoModelForCausalLM.from_pretrained(llama).eval()
+    assert_rows_are_those_of_plain_forwards(tmp_path / "out", model, model.model.norm, exact=True)
+    assert (summary.captured, summary.rejected, summary.shards) == (5, 0, 1)
+    assert check_folder(tmp_path / "out") == []
+
+
+def test_a_batched_run_stores_them_within_rounding(llama: Path, data: Path, tmp_path: Path) -> None:
+    capture_dataset(settings(llama, data, tmp_path / "out", batch_tokens=512))
+    model = AutoModelForCausalLM.from_pretrained(llama).eval()
+    assert_rows_are_those_of_plain_forwards(tmp_path / "out", model, model.model.norm, exact=False)
+
+
+@pytest.mark.parametrize("name", [name for name in tiny.CONFIGS if name != "llama"])
+def test_every_family_is_exact(name: str, data: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model", tiny.build(name, vocab_size=VOCAB, pad_token_id=None))
+    capture_dataset(settings(folder, data, tmp_path / "out", exact=True))
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    norm = model.transformer.ln_f if name == "gpt2" else model.model.norm
+    assert_rows_are_those_of_plain_forwards(tmp_path / "out", model, norm, exact=True)
+
+
+def test_kimi_k25_is_captured_with_text_alone(data: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model", tiny.build_kimi_k25(vocab_size=VOCAB + 1, pad_token_id=None))
+    capture_dataset(settings(folder, data, tmp_path / "out", exact=True))
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    assert_rows_are_those_of_plain_forwards(tmp_path / "out", model, model.model.language_model.norm, exact=True)
+    with safe_open(tmp_path / "out/shards/shard-000000.safetensors", "pt") as shard:
+        taps = json.loads(shard.metadata()["hiddentap"])["metadata"]["taps"]
+    assert taps["layers_path"] == "model.language_model.layers"
+
+
+def test_token_ids_and_masks_are_those_of_one_full_rendering(llama: Path, data: Path, tmp_path: Path) -> None:
+    capture_dataset(settings(llama, data, tmp_path / "out"))
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    dataset = CapturedDataset(tmp_path / "out")
+    assert [dataset[i]["sample_id"] for i in range(5)] == ["a", "b", "c", "d", "e"]
+    for i, row in enumerate(CHATS):
+        item = dataset[i]
+        assert (
+            item["input_ids"].tolist() == tokenizer.apply_chat_template(row["messages"], return_dict=True)["input_ids"]
+        )
+        supervised = item["input_ids"][item["loss_mask"].bool()]
+        assert tokenizer.decode(supervised) == row["messages"][1]["content"] + "<|im_end|>"
+
+
+def test_the_header_alone_says_what_the_shard_holds(llama: Path, data: Path, tmp_path: Path) -> None:
+    capture_dataset(settings(llama, data, tmp_path / "out", final="pre", store_dtype="bfloat16"))
+    with safe_open(tmp_path / "out/shards/shard-000000.safetensors", "pt") as shard:
+        assert {"aux_hidden_states", "pre_norm", "input_ids", "loss_mask", "row_offsets", "sample_index"} <= set(
+            shard.keys()
+        )
+        assert list(shard.metadata()) == ["hiddentap"]
+        about = json.loads(shard.metadata()["hiddentap"])["metadata"]
+        rows = shard.get_slice("aux_hidden_states").get_shape()[0]
+        assert shard.get_slice("aux_hidden_states").get_shape() == [rows, 3, 32]
+        assert shard.get_slice("pre_norm").get_dtype() == "BF16"
+    assert about["taps"] == {
+        "convention": "layer_output", "layer_ids": [0, 2, 3], "boundaries": [1, 3, 4], "final": "pre",
+        "num_hidden_layers": 4, "hidden_size": 32, "layers_path": "model.layers", "norm_path": "model.norm",
+    }  # fmt: skip
+    assert about["model"]["class"] == "LlamaForCausalLM"
+    assert (about["compute_dtype"], about["store_dtype"], about["mode"]) == ("float32", "bfloat16", "batched")
+    assert (about["attn_implementation"], about["format_version"]) == ("sdpa", 1)
+    assert about["mask_rules"] == {"substitution": 5}
+    assert about["tokenisation"]["mask_rule"] == "substitution"
+    assert {"torch", "transformers", "safetensors", "threads", "compiled"} <= set(about["made_with"])
+
+
+def test_boundary_ids_name_the_same_layers(llama: Path, data: Path, tmp_path: Path) -> None:
+    capture_dataset(settings(llama, data, tmp_path / "a", layer_ids=(0, 3), final="none"))
+    capture_dataset(settings(llama, data, tmp_path / "b", layer_ids=(1, 4), final="none", convention="boundary"))
+    a, b = CapturedDataset(tmp_path / "a"), CapturedDataset(tmp_path / "b")
+    assert all(torch.equal(a[i]["aux_hidden_states"], b[i]["aux_hidden_states"]) for i in range(5))
+
+
+def test_shards_are_cut_by_rows_and_batch_sizes_change_nothing_in_an_exact_run(
+    llama: Path, data: Path, tmp_path: Path
+) -> None:
+    one = capture_dataset(settings(llama, data, tmp_path / "one", exact=True))
+    many = capture_dataset(settings(llama, data, tmp_path / "many", exact=True, shard_rows=100))
+    assert (one.shards, many.shards > 1) == (1, True)
+    a, b = CapturedDataset(tmp_path / "one"), CapturedDataset(tmp_path / "many")
+    assert all(torch.equal(a[i]["aux_hidden_states"], b[i]["aux_hidden_states"]) for i in range(5))
+
+
+def test_every_row_ends_captured_or_rejected_with_its_line(llama: Path, tmp_path: Path) -> None:
+    lines = [json.dumps(CHATS[0]), "{bad", json.dumps({"id": "x"}), json.dumps(chat("Hi", "Ho", id="y"))]
+    data = tmp_path / "mixed.jsonl"
+    data.write_text("\n".join(lines))
+    summary = capture_dataset(settings(llama, data, tmp_path / "out"))
+    assert (summary.captured, summary.rejected) == (2, 2)
+    rejects = [json.loads(line) for line in (tmp_path / "out/rejects.jsonl").read_text().splitlines()]
+    assert [(r["line"], r["source"]) for r in rejects] == [(2, str(data)), (3, str(data))]
+    assert all(r["reason"] for r in rejects)
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert (manifest["complete"], manifest["counts"]["captured"], manifest["counts"]["rejected"]) == (True, 2, 2)
+
+
+def test_strict_ends_at_the_first_reject_and_leaves_no_plan(llama: Path, tmp_path: Path) -> None:
+    data = tmp_path / "mixed.jsonl"
+    data.write_text(json.dumps(CHATS[0]) + "\n{bad\n")
+    with pytest.raises(RunError, match=r"mixed\.jsonl, line 2: .*strict"):
+        capture_dataset(settings(llama, data, tmp_path / "out", text=TextSettings(strict=True)))
+    assert not (tmp_path / "out/plan/plan.json").exists()
+
+
+class Poison:
+    """Changes what one decoder layer gives out, for samples that begin as told."""
+
+    def __init__(self, change) -> None:
+        self.change = change
+
+    def __call__(self, module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        return self.change(output)
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch, layer: int, change) -> None:
+    """Make the loaded model's layer give out `change(output)` in batches of one sample of 20 tokens or more."""
+    from hiddentap.capture.run import offline
+
+    load = offline.load_model
+
+    def load_poisoned(source: ModelSource) -> object:
+        loaded = load(source)
+        loaded.model.model.layers[layer].register_forward_hook(Poison(change))
+        return loaded
+
+    monkeypatch.setattr(offline, "load_model", load_poisoned)
+
+
+def lengths_of(llama: Path) -> dict[str, int]:
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    return {
+        row["id"]: len(tokenizer.apply_chat_template(row["messages"], return_dict=True)["input_ids"]) for row in CHATS
+    }
+
+
+def test_a_sample_with_inf_is_rejected_with_layer_token_and_count(llama, data, tmp_path, monkeypatch) -> None:
+    longest = lengths_of(llama)["c"]
+
+    def put_inf(output: torch.Tensor) -> torch.Tensor:
+        if output.shape[1] == longest:
+            output = output.clone()
+            output[0, 4, 7] = torch.inf
+        return output
+
+    poisoned(monkeypatch, 2, put_inf)
+    summary = capture_dataset(settings(llama, data, tmp_path / "out", exact=True, final="none", layer_ids=(0, 2)))
+    assert (summary.captured, summary.rejected, summary.rejected_by_code) == (4, 1, {"bad_values": 1})
+    dataset = CapturedDataset(tmp_path / "out")
+    assert [dataset[i]["sample_id"] for i in range(4)] == ["a", "b", "d", "e"]
+    (line,) = (tmp_path / "out/rejects.jsonl").read_text().splitlines()
+    reject = json.loads(line)
+    assert reject["id"] == "c"
+    assert reject["reason"] == "values that are not finite at layer 2: 1 row(s), the first at token 4"
+
+
+def test_zero_rows_reject_raise_or_stay_as_asked(llama, data, tmp_path, monkeypatch) -> None:
+    longest = lengths_of(llama)["c"]
+
+    def put_zeros(output: torch.Tensor) -> torch.Tensor:
+        if output.shape[1] == longest:
+            output = output.clone()
+            output[0, 5:9] = 0.0
+        return output
+
+    poisoned(monkeypatch, 2, put_zeros)
+    same = {"exact": True, "final": "none", "layer_ids": (0, 2)}
+    rejecting = capture_dataset(settings(llama, data, tmp_path / "reject", **same))
+    assert rejecting.rejected_by_code == {"bad_values": 1}
+    assert (
+        "rows that are all zero at layer 2: 4 row(s), the first at token 5"
+        in (tmp_path / "reject/rejects.jsonl").read_text()
+    )
+    with pytest.raises(RunError, match="sample 'c': rows that are all zero at layer 2"):
+        capture_dataset(settings(llama, data, tmp_path / "raise", on_bad_values="raise", **same))
+    keeping = capture_dataset(settings(llama, data, tmp_path / "keep", on_bad_values="keep", **same))
+    assert (keeping.captured, keeping.rejected) == (5, 0)
+
+
+def test_values_that_overflow_when_narrowed_are_rejected(llama, data, tmp_path, monkeypatch) -> None:
+    longest = lengths_of(llama)["c"]
+
+    def enlarge(output: torch.Tensor) -> torch.Tensor:
+        return output + 1e5 * (output.shape[1] == longest)
+
+    poisoned(monkeypatch, 2, enlarge)
+    summary = capture_dataset(
+        settings(llama, data, tmp_path / "out", exact=True, final="none", layer_ids=(0, 2), store_dtype="float16")
+    )
+    assert (summary.captured, summary.rejected_by_code) == (4, {"bad_values": 1})
+    assert "became infinite when stored as float16 at layer 2" in (tmp_path / "out/rejects.jsonl").read_text()
+
+
+def test_a_second_run_on_a_finished_folder_does_nothing(llama: Path, data: Path, tmp_path: Path) -> None:
+    capture_dataset(settings(llama, data, tmp_path / "out", shard_rows=100))
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/shards").iterdir()}
+    again = capture_dataset(settings(llama, data, tmp_path / "out", shard_rows=100))
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out/shards").iterdir()} == before
+    assert (again.captured, again.tokens_now, again.shards_done_before) == (5, 0, again.shards)
+
+
+def test_a_damaged_shard_is_made_again_and_the_others_stay(llama: Path, data: Path, tmp_path: Path) -> None:
+    capture_dataset(settings(llama, data, tmp_path / "out", exact=True, shard_rows=100))
+    shards = sorted((tmp_path / "out/shards").iterdir())
+    contents = {p.name: p.read_bytes() for p in shards}
+    untouched = shards[0].stat().st_mtime_ns
+    with shards[1].open("r+b") as file:
+        file.truncate(100)
+    capture_dataset(settings(llama, data, tmp_path / "out", exact=True, shard_rows=100))
+    assert {p.name: p.read_bytes() for p in shards} == contents
+    assert shards[0].stat().st_mtime_ns == untouched
+
+
+def test_another_run_on_the_same_folder_is_refused_with_what_differs(llama: Path, data: Path, tmp_path: Path) -> None:
+    capture_dataset(settings(llama, data, tmp_path / "out"))
+    with pytest.raises(UsageError) as caught:
+        capture_dataset(settings(llama, data, tmp_path / "out", layer_ids=(0, 1)))
+    assert "taps.layer_ids: [0, 2, 3] -> [0, 1]" in str(caught.value)
+    write_rows(data, CHATS[:3])
+    with pytest.raises(UsageError, match="data"):
+        capture_dataset(settings(llama, data, tmp_path / "out"))
+
+
+def test_an_unsealed_shard_is_refused_by_safetensors(llama: Path, data: Path, tmp_path: Path, monkeypatch) -> None:
+    from hiddentap.capture.store import PlannedShardWriter
+
+    monkeypatch.setattr(PlannedShardWriter, "__exit__", lambda *_: None)
+    monkeypatch.setattr(PlannedShardWriter, "seal", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        capture_dataset(settings(llama, data, tmp_path / "out"))
+    (unsealed,) = (tmp_path / "out/shards").iterdir()
+    with pytest.raises(Exception, match=r"(?i)header"), safe_open(unsealed, "pt"):
+        pass
+
+
+def test_the_head_turns_stored_rows_into_the_models_logits(llama: Path, data: Path, tmp_path: Path) -> None:
+    capture_dataset(settings(llama, data, tmp_path / "out", exact=True, final="pre", head=True))
+    head = load_head(tmp_path / "out/head")
+    model = AutoModelForCausalLM.from_pretrained(llama).eval()
+    item = CapturedDataset(tmp_path / "out")[2]
+    with torch.no_grad():
+        logits = model(item["input_ids"][None], use_cache=False).logits[0]
+    assert torch.equal(head.lm_head(head.norm(item["pre_norm"])), logits)
+    assert torch.equal(head.embeddings(item["input_ids"]), model.get_input_embeddings()(item["input_ids"]))
+
+
+def test_ids_beyond_the_embedding_are_rejected_before_any_forward(llama: Path, tmp_path: Path) -> None:
+    rows = [
+        {"id": "good", "input_ids": [5, 6, 7]},
+        {"id": "bad", "input_ids": [5, VOCAB]},
+        {"id": "negative", "input_ids": [-1]},
+    ]
+    data = write_rows(tmp_path / "ids.jsonl", rows)
+    summary = capture_dataset(settings(llama, data, tmp_path / "out"))
+    assert (summary.captured, summary.rejected) == (1, 2)
+    assert CapturedDataset(tmp_path / "out")[0]["loss_mask"].tolist() == [1, 1, 1]
+
+
+def test_odd_ids_are_kept_as_data_and_name_no_file(llama: Path, tmp_path: Path) -> None:
+    ids = ["../../etc/passwd", "a/b", "x" * 300, "same", "same", ""]
+    data = write_rows(
+        tmp_path / "odd.jsonl", [chat("Hi", "Ho", id=i) for i in ids] + [chat("Hi", "Ho"), chat("Hi", "Ho", id=7)]
+    )
+    capture_dataset(settings(llama, data, tmp_path / "out"))
+    dataset = CapturedDataset(tmp_path / "out")
+    found = Counter(dataset[i]["sample_id"] for i in range(len(dataset)))
+    assert found["../../etc/passwd"] == found["x" * 300] == 1
+    assert found["same"] == 2
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        ".hiddentap-lock", "manifest.json", "plan", "rejects.jsonl", "shards",
+    }  # fmt: skip
+
+
+def test_a_run_goes_on_at_the_shard_that_failed(llama: Path, data: Path, tmp_path: Path, monkeypatch) -> None:
+    from hiddentap.capture.run.engine import HuggingFaceEngine
+
+    forward, calls = HuggingFaceEngine.forward, []
+
+    def failing(self, batch):
+        calls.append(1)
+        if len(calls) == 4:
+            raise RunError("the device is gone")
+        return forward(self, batch)
+
+    monkeypatch.setattr(HuggingFaceEngine, "forward", failing)
+    same = {"exact": True, "shard_rows": 100}
+    with pytest.raises(RunError, match="the device is gone"):
+        capture_dataset(settings(llama, data, tmp_path / "out", **same))
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["complete"] is False
+    with pytest.raises(Exception, match="not complete|incomplete"):
+        CapturedDataset(tmp_path / "out")
+    assert all(p.suffix == ".safetensors" for p in (tmp_path / "out/shards").iterdir())
+    resumed = capture_dataset(settings(llama, data, tmp_path / "out", **same))
+    assert resumed.captured == 5
+    capture_dataset(settings(llama, data, tmp_path / "whole", **same))
+    for shard in (tmp_path / "out/shards").iterdir():
+        assert shard.read_bytes() == (tmp_path / "whole/shards" / shard.name).read_bytes()
+
+
+def test_settings_that_make_no_sense_are_refused(llama: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no data was given"):
+        CaptureSettings(model=ModelSource("m"), data=(), out=tmp_path, layer_ids=(1,))
+    with pytest.raises(UsageError, match="exact runs one sample a forward"):
+        settings(llama, data, tmp_path, exact=True, batch_tokens=5)
+    with pytest.raises(UsageError, match="store_dtype must be one of"):
+        settings(llama, data, tmp_path, store_dtype="int8")
+    with pytest.raises(UsageError, match="max_length must be at least 1"):
+        TextSettings(max_length=0)
+
+
+def test_a_tap_that_is_not_true_ends_the_run_before_anything_is_written(llama, data, tmp_path, monkeypatch) -> None:
+    from hiddentap.capture.run import offline
+
+    load = offline.load_model
+
+    def load_with_a_stray_hook(source: ModelSource) -> object:
+        loaded = load(source)
+        loaded.model.model.layers[1].register_forward_pre_hook(lambda m, args: (args[0] * 2, *args[1:]))
+        return loaded
+
+    monkeypatch.setattr(offline, "load_model", load_with_a_stray_hook)
+    with pytest.raises(TapError, match="boundary 1"):
+        capture_dataset(settings(llama, data, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_shard_file_alone_is_a_data_set(llama: Path, data: Path, tmp_path: Path) -> None:
+    capture_dataset(settings(llama, data, tmp_path / "out"))
+    alone = CapturedDataset(tmp_path / "out/shards/shard-000000.safetensors")
+    assert len(alone) == 5
+    with tap(AutoModelForCausalLM.from_pretrained(llama).eval(), [0]) as t:
+        single = t.run(alone[0]["input_ids"][None]).aux_hidden_states[0][0]
+    torch.testing.assert_close(alone[0]["aux_hidden_states"][:, 0], single, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ShardError):
+        CapturedDataset(tmp_path / "out/manifest.json")
