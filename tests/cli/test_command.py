@@ -1,0 +1,251 @@
+"""The command as a user types it: what it prints, what it leaves, how it ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import tiny
+from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder, write_rows
+
+from hiddentap import CapturedDataset
+from hiddentap.capture.cli import main
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_folder(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "chats.jsonl", CHATS)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run the command in this process: (exit code, standard output, standard error)."""
+
+    def run_command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hiddentap", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return int(ended.value.code or 0), out, err
+
+    return run_command
+
+
+def test_capture_fills_a_folder_and_sums_it_up(run, llama: Path, data: Path, tmp_path: Path) -> None:
+    code, out, err = run("capture", "--model", llama, "--data", data, "--layer-ids", "0,2,3", "--out", tmp_path / "out")
+    assert code == 0
+    assert "5 captured, 0 rejected" in out
+    assert "0, 2, 3 (layer_output), H = 32" in out
+    assert str(tmp_path / "out") in out
+    assert "plan: 5 samples" in err
+    assert len(CapturedDataset(tmp_path / "out")) == 5
+
+
+def test_quiet_says_nothing(run, llama: Path, data: Path, tmp_path: Path) -> None:
+    assert run("capture", "--model", llama, "--data", data, "--layer-ids", "1", "--out", tmp_path / "o", "--quiet") == (
+        0,
+        "",
+        "",
+    )
+
+
+def test_the_same_command_again_is_done_at_once(run, llama: Path, data: Path, tmp_path: Path) -> None:
+    command = ("capture", "--model", llama, "--data", data, "--layer-ids", "1", "--out", tmp_path / "out")
+    run(*command)
+    code, out, _ = run(*command)
+    assert code == 0
+    assert "done before" in out
+
+
+LAYER_IDS = [
+    (None, "DSPARK requires explicit layer_ids for aux hidden capture."),
+    ("", "DSPARK requires at least one target layer for aux hidden capture."),
+    ("1,1", "DSPARK target layer_ids must be unique and strictly increasing."),
+    ("2,1", "DSPARK target layer_ids must be unique and strictly increasing."),
+    ("-1", "DSPARK target layer_ids are outside the decoder range: [-1]; num_hidden_layers=4."),
+    ("0,4", "DSPARK target layer_ids are outside the decoder range: [4]; num_hidden_layers=4."),
+    ("1.0", "DSPARK target layer_ids must be plain integers; got '1.0' (str)."),
+    ("True", "DSPARK target layer_ids must be plain integers; got 'True' (str)."),
+    ("1,,2", "DSPARK target layer_ids must be plain integers; got '' (str)."),
+]
+
+
+@pytest.mark.parametrize(("ids", "text"), LAYER_IDS, ids=[repr(i) for i, _ in LAYER_IDS])
+def test_bad_layer_ids_are_one_line_and_code_2(run, llama, data, tmp_path, ids: str | None, text: str) -> None:
+    given = [] if ids is None else ["--layer-ids", ids]
+    code, out, err = run("capture", "--model", llama, "--data", data, "--out", tmp_path / "out", *given)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith(f"hiddentap: {text}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_than_one_pipeline_stage_is_code_2_with_its_text(run, llama, data, tmp_path, monkeypatch) -> None:
+    from hiddentap.capture.run import offline
+    from hiddentap.models.pipeline import PipelineGroup
+
+    load = offline.load_model
+
+    def on_two_stages(source: object) -> object:
+        loaded = load(source)
+        loaded.model.pp_group = PipelineGroup(world_size=2, rank_in_group=1)
+        return loaded
+
+    monkeypatch.setattr(offline, "load_model", on_two_stages)
+    code, _, err = run("capture", "--model", llama, "--data", data, "--out", tmp_path / "out", "--layer-ids", "1")
+    assert (code, err.splitlines()[-1]) == (2, "hiddentap: DSPARK aux hidden capture requires PP=1.")
+
+
+WRONG_USE = [
+    (["capture"], "Missing option '--model'"),
+    (["capture", "--modle", "x"], "No such option"),
+    (["captrue"], "No such command"),
+    (["capture", "--model", "{nowhere}", "--data", "{data}", "--layer-ids", "1", "--out", "{out}"], "cannot be loaded as a model"),
+    (["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1", "--out", "{data}"], "is a file"),
+    (["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1", "--out", "{llama}"], "was not made by hiddentap"),
+    (["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1", "--out", "{out}", "--final", "x"], "Invalid value"),
+    (["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1", "--out", "{out}", "--limit", "0"], "Invalid value"),
+    (["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1", "--out", "{out}", "--template-arg", "x"], "expected K=V"),
+    (["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1", "--out", "{out}", "--device", "tpu9x"], "device"),
+    (["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1", "--out", "{out}", "--exact", "--batch-tokens", "9"],
+     "exact runs one sample a forward"),
+    (["layers", "{nowhere}"], "cannot be loaded as a model"),
+    (["inspect", "{nowhere}"], "is not there"),
+    (["inspect", "{llama}"], "holds no sealed shard"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "text"), WRONG_USE, ids=[" ".join(a) + f" ({t})" for a, t in WRONG_USE])
+def test_wrong_use_is_one_clear_line_and_code_2(run, llama, data, tmp_path, arguments: list[str], text: str) -> None:
+    places = {"llama": llama, "data": data, "out": tmp_path / "out", "nowhere": tmp_path / "nowhere"}
+    code, out, err = run(*(a.format(**places) for a in arguments))
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert text in err
+
+
+def test_a_damaged_source_is_code_1_and_no_complete_dump(run, llama: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "cut.jsonl.gz"
+    import gzip
+
+    damaged.write_bytes(gzip.compress(json.dumps(CHATS[0]).encode() * 50)[:-9])
+    code, _, err = run("capture", "--model", llama, "--data", damaged, "--layer-ids", "1", "--out", tmp_path / "out")
+    assert code == 1
+    assert str(damaged) in err
+    assert not (tmp_path / "out/plan/plan.json").exists()
+    assert run(
+        "capture", "--model", llama, "--data", tmp_path / "no.jsonl", "--layer-ids", "1", "--out", tmp_path / "out"
+    )[0] in (1, 2)
+
+
+def test_nothing_captured_is_code_1(run, llama: Path, tmp_path: Path) -> None:
+    data = tmp_path / "bad.jsonl"
+    data.write_text("{bad\n")
+    code, out, _ = run("capture", "--model", llama, "--data", data, "--layer-ids", "1", "--out", tmp_path / "out")
+    assert code == 1
+    assert "0 captured, 1 rejected" in out
+    assert "rejects.jsonl" in out
+
+
+def test_strict_is_code_1_at_the_first_reject(run, llama: Path, tmp_path: Path) -> None:
+    data = tmp_path / "bad.jsonl"
+    data.write_text(json.dumps(CHATS[0]) + "\n{bad\n")
+    code, _, err = run(
+        "capture", "--model", llama, "--data", data, "--layer-ids", "1", "--out", tmp_path / "o", "--strict"
+    )
+    assert code == 1
+    assert f"{data}, line 2" in err
+
+
+def test_template_arguments_reach_the_template(run, tmp_path: Path, data: Path) -> None:
+    template = "{% for m in messages %}{{ m.role + sign + m.content + '<|im_end|>' }}{% endfor %}"
+    folder = model_folder(tmp_path / "m", tiny.build_llama(vocab_size=VOCAB, pad_token_id=None), template)
+    code, out, _ = run(
+        "audit", "--model", folder, "--data", data, "--template-arg", "sign=>>", "--row", 2, "--loss-on", "assistant"
+    )
+    assert code == 0
+    assert "user>>Is it?<|im_end|>assistant>>[[No.<|im_end|>]]" in out
+
+
+def test_a_template_from_a_file_is_used(run, llama: Path, data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("{% for m in messages %}{{ '(' + m.role + ')' + m.content + '</s>' }}{% endfor %}")
+    code, out, _ = run("audit", "--model", llama, "--data", data, "--chat-template", file)
+    assert code == 0
+    assert "(user)How far is it?</s>(assistant)[[About three miles.</s>]]" in out
+
+
+def test_audit_counts_what_a_run_would_do(run, llama: Path, tmp_path: Path) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text("\n".join([json.dumps(CHATS[0]), "{bad", json.dumps(chat("Q" * 90, "A" * 90, id="long"))]))
+    code, out, _ = run("audit", "--model", llama, "--data", data, "--max-length", 60)
+    assert code == 0
+    assert "3: 1 would be captured, 2 rejected" in out
+    assert f"{data}:2" in out
+
+
+def test_layers_shows_both_conventions_side_by_side(run, tmp_path: Path) -> None:
+    folder = llama_folder(tmp_path / "m", num_hidden_layers=12)
+    code, out, _ = run("layers", folder)
+    assert code == 0
+    assert "12 x LlamaDecoderLayer at model.layers" in out
+    assert "eagle3           1,5,8                   2,6,9" in out
+    assert "dflash           1,3,5,7,9               2,4,6,8,10" in out
+    assert "dspark           1,4,6,8,11              2,5,7,9,12" in out
+
+
+def test_inspect_reads_a_folder_a_shard_and_a_sample(run, llama: Path, data: Path, tmp_path: Path) -> None:
+    out_folder = tmp_path / "out"
+    run("capture", "--model", llama, "--data", data, "--layer-ids", "0,2", "--out", out_folder)
+    for path in (out_folder, out_folder / "shards/shard-000000.safetensors"):
+        code, out, _ = run("inspect", path)
+        assert code == 0
+        assert "0, 2 (layer_output), boundaries 1, 3" in out
+        assert "(R, 2, 32) float32" in out
+    code, out, _ = run("inspect", out_folder, "--sample", "b")
+    assert code == 0
+    assert "[[No.<|im_end|>]]" in out
+    code, _, err = run("inspect", out_folder, "--sample", "zz")
+    assert (code, err.strip()) == (2, f"hiddentap: {out_folder} holds no sample 'zz'.")
+    code, out, _ = run("inspect", out_folder, "--json")
+    assert json.loads(out)["taps"]["layer_ids"] == [0, 2]
+
+
+def test_a_layer_that_names_no_model_weight_is_refused(run, llama: Path, data: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in llama.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    weights = load_file(broken / "model.safetensors")
+    del weights["model.layers.2.mlp.up_proj.weight"]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    code, _, err = run("capture", "--model", broken, "--data", data, "--layer-ids", "1", "--out", tmp_path / "out")
+    assert code == 2
+    assert "1 weights of LlamaForCausalLM are not in" in err
+    assert "model.layers.2.mlp.up_proj.weight" in err
+
+
+def test_the_installed_command_and_the_module_answer_without_torch() -> None:
+    script = "import sys, hiddentap.capture.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    asked = subprocess.run([sys.executable, "-m", "hiddentap", "--help"], capture_output=True, text=True, check=False)
+    assert asked.returncode == 0
+    assert "capture" in asked.stdout
+
+
+def test_every_public_name_can_be_imported_and_is_listed_once() -> None:
+    import hiddentap
+
+    assert list(hiddentap.__all__) == sorted(set(hiddentap.__all__))
+    assert set(hiddentap.__all__) == set(hiddentap._MODULE_OF)
+    assert all(getattr(hiddentap, name) is not None for name in hiddentap.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        hiddentap.nonsense  # noqa: B018
