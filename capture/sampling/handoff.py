@@ -64,8 +64,7 @@ class MetadataBuffers:
             RunError: a mask without buffers for masks, more than fits, or a log-probability that is NaN.
             UsageError: there is no such slot.
         """
-        self._check_slot(slot)
-        self._clear(slot)
+        self.clear_buf(slot)
         self._check_fits(first)
         _check_values(first)
         if first.wants_sampling_mask and first.sampling_mask is not None:
@@ -101,19 +100,25 @@ class MetadataBuffers:
             sampling_logprob=sampling_logprob,
         )
 
-    def _mask(self, slot: int) -> tuple[list[int] | None, float | None]:
-        length = int(self._tensors["mask_lengths"][slot])
-        if length == _ABSENT:
-            return None, None
-        return self._tensors["mask_ids"][slot, :length].tolist(), _number(self._tensors["sampling_logprobs"][slot])
+    def clear_buf(self, slot: int) -> None:
+        """Empty a slot.
 
-    def _clear(self, slot: int) -> None:
+        Raises:
+            UsageError: there is no such slot.
+        """
+        self._check_slot(slot)
         if self.max_sampling_mask_tokens:
             self._tensors["mask_lengths"][slot] = _ABSENT
             self._tensors["sampling_logprobs"][slot] = math.nan
         self._tensors["token_ids"][slot] = _ABSENT
         self._tensors["logprobs"][slot] = math.nan
         self._tensors["top_lengths"][slot] = 0
+
+    def _mask(self, slot: int) -> tuple[list[int] | None, float | None]:
+        length = int(self._tensors["mask_lengths"][slot])
+        if length == _ABSENT:
+            return None, None
+        return self._tensors["mask_ids"][slot, :length].tolist(), _number(self._tensors["sampling_logprobs"][slot])
 
     def _fill(self, slot: int, lengths: str, values: str, row: Sequence[float]) -> None:
         self._tensors[values][slot, : len(row)] = torch.tensor(row, dtype=self._tensors[values].dtype)
