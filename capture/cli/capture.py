@@ -73,14 +73,14 @@ def capture(**given: Any) -> int:
 
     OUT can be filled in several goes: the same command goes on where an earlier one stopped.
     """
-    from ..run import capture_dataset
+    from ..run import Stopping, capture_dataset
     from .progress import shown_progress
     from .quiet_libraries import quiet_libraries
 
     quiet_libraries()
-    settings = _settings(given)
-    with shown_progress(given["quiet"]) as progress:
-        summary = capture_dataset(settings, progress)
+    settings, stopping = _settings(given), Stopping()
+    with shown_progress(given["quiet"]) as progress, stopping.on_signals():
+        summary = capture_dataset(settings, progress, stopping)
     if not given["quiet"]:
         _show(summary)
     return 0 if summary.captured else 1

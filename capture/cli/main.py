@@ -10,6 +10,8 @@ import click
 from ...models.errors import HiddentapError
 from .audit import audit
 from .capture import capture
+from .export import export
+from .import_ import import_
 from .inspect import inspect
 from .layers import layers
 
@@ -22,7 +24,7 @@ def hiddentap() -> None:
     """Take a causal language model's hidden states at explicit layers and write them as safetensors."""
 
 
-for command in (capture, audit, layers, inspect):
+for command in (capture, audit, layers, inspect, export, import_):
     hiddentap.add_command(command)
 
 

@@ -3,6 +3,16 @@
 from .offline import capture_dataset
 from .progress import Progress, Silent
 from .settings import CaptureSettings, TextSettings
+from .stopping import RunStopped, Stopping
 from .summary import RunSummary
 
-__all__ = ["CaptureSettings", "Progress", "RunSummary", "Silent", "TextSettings", "capture_dataset"]
+__all__ = [
+    "CaptureSettings",
+    "Progress",
+    "RunStopped",
+    "RunSummary",
+    "Silent",
+    "Stopping",
+    "TextSettings",
+    "capture_dataset",
+]

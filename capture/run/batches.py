@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,8 +58,3 @@ def token_batch(first: int, stop: int, row_offsets: NDArray[np.int64], input_ids
     ids = torch.zeros(B, S, dtype=torch.int64)
     ids[torch.arange(S) < torch.from_numpy(lengths)[:, None]] = input_ids[begin:end].to(torch.int64)
     return TokenBatch(first, begin, ids, RealPositions(S, (0,) * B, tuple(lengths.tolist())))
-
-
-def single_samples(M: int) -> Iterator[tuple[int, int]]:
-    """The batches of an exact run."""
-    return ((i, i + 1) for i in range(M))

@@ -51,3 +51,10 @@ class TokenBudget:
         self._seconds_per_token[size].append(seconds / tokens)
         if all(len(seen) >= TRIES for seen in self._seconds_per_token.values()):
             self._chosen = min(self._seconds_per_token, key=lambda s: statistics.median(self._seconds_per_token[s]))
+
+    def limit(self, most: int) -> None:
+        """Forget sizes above `most`: a batch of more did not fit the device."""
+        fitting = {size: seen for size, seen in self._seconds_per_token.items() if size <= most}
+        self._seconds_per_token = fitting or {most: []}
+        if len(self._seconds_per_token) == 1 or (self._chosen is not None and self._chosen > most):
+            self._chosen = max(self._seconds_per_token)

@@ -6,12 +6,11 @@ import datetime
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from ...models.loading import LoadedModel, load_model
-from ..data import TokeniseOptions, Tokeniser, identity_of
+from ..data import Tokeniser, identity_of
 from ..store import Column, Manifest, OutputFolder, Plan, Shard, capture_columns
 from .budget import TokenBudget
 from .engine import AttachedModel, attach, attached_engine
@@ -21,26 +20,32 @@ from .planning import existing_plan, make_plan, require_same_identity
 from .progress import Progress, Silent
 from .settings import STORE_DTYPES, CaptureSettings
 from .shard_run import ShardRun
+from .stopping import Stopping
 from .summary import RunSummary
 
 
-def capture_dataset(settings: CaptureSettings, progress: Progress | None = None) -> RunSummary:
+def capture_dataset(
+    settings: CaptureSettings, progress: Progress | None = None, stopping: Stopping | None = None
+) -> RunSummary:
     """Fill `settings.out` with the hidden states of `settings.data`; go on where an earlier run on it stopped.
+
+    `stopping` lets somebody else end the run between two batches.
 
     Raises:
         UsageError: settings, ids, data or a folder that cannot be used; see the types that it has.
-        RunError: the run failed; what was sealed stays, and the same call goes on from there.
+        RunError: the run failed; what was sealed stays, and the same call goes on from there. `RunStopped` is one.
     """
-    progress = progress or Silent()
+    progress, stopping = progress or Silent(), stopping or Stopping()
     loaded = load_model(settings.model)
     attached, collector = attach(loaded.model, settings.taps)
     folder = OutputFolder(settings.out)
     with folder.lock():
         folder.remove_stray_files()
-        plan = _plan(settings, folder, loaded, attached, progress)
+        plan = _plan(settings, folder, loaded, attached, progress, stopping)
         if settings.head:
             write_head(folder.head, loaded, attached)
         done = _sealed(folder, plan, progress)
+        before = len(done)
         dtype = STORE_DTYPES[plan.identity["store_dtype"]]
         with attached_engine(attached, collector, dtype, settings.tap_names(attached.taps)) as engine:
             run = ShardRun(
@@ -52,9 +57,12 @@ def capture_dataset(settings: CaptureSettings, progress: Progress | None = None)
                 _budget(settings, engine.device),
                 settings.on_bad_values,
                 progress,
+                stopping.check,
             )
-            timing = _capture(run, done)
-        return _finish(settings, plan, folder, done, timing, _Facts(attached, loaded, run.budget))
+            start = time.perf_counter()
+            new = run.capture(planned for planned in plan.shards if planned.index not in done)
+            timing = _Timing(sum(shard.R for shard in new.values()), time.perf_counter() - start, before)
+        return _finish(settings, plan, folder, done | new, timing, _Facts(attached, loaded, run.budget))
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,12 @@ class _Timing:
 
 
 def _plan(
-    settings: CaptureSettings, folder: OutputFolder, loaded: LoadedModel, attached: AttachedModel, progress: Progress
+    settings: CaptureSettings,
+    folder: OutputFolder,
+    loaded: LoadedModel,
+    attached: AttachedModel,
+    progress: Progress,
+    stopping: Stopping,
 ) -> Plan:
     plan = existing_plan(folder)
     # A template that asks for today's date gets that of the first run on this folder.
@@ -82,20 +95,10 @@ def _plan(
     options = settings.text.tokenise_options(settings.model, date=date, vocab_rows=attached.decoder.vocab_rows)
     identity = run_identity(settings, loaded, attached, identity_of(Tokeniser(options)))
     if plan is None:
-        return _planned(settings, folder, options, identity, progress)
+        plan = make_plan(settings, folder, options, identity, progress, stopping.check)
+        Manifest.from_shards(identity, plan.summary(), [], complete=False).write(folder.manifest_path)
+        return plan
     require_same_identity(plan, identity, folder)
-    return plan
-
-
-def _planned(
-    settings: CaptureSettings,
-    folder: OutputFolder,
-    options: TokeniseOptions,
-    identity: dict[str, Any],
-    progress: Progress,
-) -> Plan:
-    plan = make_plan(settings, folder, options, identity, progress)
-    Manifest.from_shards(identity, plan.summary(), [], complete=False).write(folder.manifest_path)
     return plan
 
 
@@ -111,15 +114,6 @@ def _sealed(folder: OutputFolder, plan: Plan, progress: Progress) -> dict[int, S
         folder.shard_path(index).unlink()
     progress.planned(plan.M, plan.R, sum(s.M for s in done.values()), sum(s.R for s in done.values()))
     return done
-
-
-def _capture(run: ShardRun, done: dict[int, Shard]) -> _Timing:
-    before, tokens, start = len(done), 0, time.perf_counter()
-    for planned in run.plan.shards:
-        if planned.index not in done:
-            done[planned.index] = run.capture(planned)
-            tokens += planned.R
-    return _Timing(tokens, time.perf_counter() - start, before)
 
 
 def _finish(

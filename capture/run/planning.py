@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...models.errors import RunError, UsageError
@@ -37,6 +37,7 @@ def make_plan(
     options: TokeniseOptions,
     identity: dict[str, Any],
     progress: Progress,
+    check_stop: Callable[[], None],
 ) -> Plan:
     """Tokenise every input row into the plan's files: each row ends as a sample or as a reject with its reason.
 
@@ -50,6 +51,7 @@ def make_plan(
     with PlanWriter(folder.plan) as writer:
         items = tokenise(settings.data, options, workers=settings.text.workers, limit=settings.text.limit)
         for item in _told(items, progress):
+            check_stop()
             gate.feed(item)
             if isinstance(item, Sample):
                 counted.add(item)

@@ -1,23 +1,29 @@
-"""One planned shard, from its tokens to its seal."""
+"""Planned shards, from their tokens to their seals."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...models.errors import RunError
-from ..outputs import HostCopy, Rows
+from ..outputs import DeviceAuxiliaryOutput, HostCopy, PendingHostCopy, Rows
 from ..store import Column, OutputFolder, Plan, PlannedShard, PlannedShardWriter, Shard
-from .batches import TokenBatch, batch_end, single_samples, token_batch
+from .background import Background
+from .batches import TokenBatch, batch_end, token_batch
 from .budget import TokenBudget
 from .engine import Engine
 from .progress import Progress
 from .row_faults import RowFault
 from .settings import OnBadValues
+
+# Batches that may wait for the disk: enough to keep the forward busy through a seal, few enough to keep memory flat.
+WAITING_BATCHES = 2
 
 
 @dataclass
@@ -53,11 +59,21 @@ class PlannedRows:
         self.writer.write(self.row_start + first_position, rows)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class OpenShard:
+    """A shard that is being filled, and its tokens."""
+
+    planned: PlannedShard
+    ids: Sequence[str]
+    input_ids: Tensor
+    writer: PlannedShardWriter
+
+
 @dataclass
 class ShardRun:
-    """Captures the shards of one plan, one after the other.
+    """Captures shards: the forward in this thread; waiting for the copy, rows to disk and seals in one behind it.
 
-    Raises, from `capture`, what the forward or the disk raises; the shard is then not sealed, and its file is gone.
+    `budget` is None in an exact run: one sample a forward. `check_stop` is called between batches and may raise.
     """
 
     plan: Plan
@@ -65,49 +81,99 @@ class ShardRun:
     engine: Engine
     columns: Sequence[Column]
     metadata: Mapping[str, Any]
-    budget: TokenBudget | None  # None: one sample a forward
+    budget: TokenBudget | None
     on_bad_values: OnBadValues
     progress: Progress
+    check_stop: Callable[[], None]
 
-    def capture(self, planned: PlannedShard) -> Shard:
-        """Fill and seal one shard."""
+    def capture(self, shards: Iterable[PlannedShard]) -> dict[int, Shard]:
+        """Fill and seal `shards` one after the other; returns them by index.
+
+        Raises what the forward, the disk or `check_stop` raises, in whichever thread. Whatever could be sealed before that
+        is, and the files of the other shards are gone.
+        """
+        sealed: dict[int, Shard] = {}
+        unsealed: list[PlannedShardWriter] = []
+        host_copy = HostCopy(self.engine.device)
+        try:
+            with Background(WAITING_BATCHES) as background:
+                for planned in shards:
+                    shard = self._open(planned, unsealed)
+                    for tokens, output in self._forwards(shard):
+                        background.submit(partial(self._store, shard, tokens, host_copy.start(output)))
+                    background.submit(partial(self._seal, shard, sealed, unsealed))
+        finally:
+            for writer in unsealed:
+                writer.discard()
+        return sealed
+
+    def _open(self, planned: PlannedShard, unsealed: list[PlannedShardWriter]) -> OpenShard:
         samples = self.plan.samples_of(planned)
         input_ids, loss_mask = self.plan.tokens_of(planned)
-        host_copy = HostCopy(self.engine.device)
         path = self.folder.shard_path(planned.index)
-        with PlannedShardWriter(path, planned, samples, self.columns, self.metadata) as writer:
-            writer.write(0, {"input_ids": input_ids, "loss_mask": loss_mask})
-            for batch in self._batches(planned, input_ids):
-                offsets = planned.row_offsets[batch.samples.start : batch.samples.stop].tolist()
-                requests = [
-                    SampleRequest(samples.id(place), PlannedRows(writer, offset))
-                    for place, offset in zip(batch.samples, offsets, strict=True)
-                ]
-                host = host_copy.start(self.engine.forward(batch)).wait()
-                host.consume(SampleBatch(requests), [None] * len(requests))
-                self._judge(writer, batch, requests)
-                self.progress.captured(batch.positions.B, batch.positions.T)
-            return writer.seal()
+        writer = PlannedShardWriter(path, planned, samples, self.columns, self.metadata)
+        unsealed.append(writer)
+        writer.write(0, {"input_ids": input_ids, "loss_mask": loss_mask})
+        return OpenShard(planned, [samples.id(place) for place in range(planned.M)], input_ids, writer)
 
-    def _batches(self, planned: PlannedShard, input_ids: Tensor) -> Iterator[TokenBatch]:
-        if self.budget is None:
-            for first, stop in single_samples(planned.M):
-                yield token_batch(first, stop, planned.row_offsets, input_ids)
-            return
-        first = 0
+    def _forwards(self, shard: OpenShard) -> Iterator[tuple[TokenBatch, DeviceAuxiliaryOutput]]:
+        """Every batch of the shard with what its forward gave; a batch that does not fit the device is halved."""
+        planned, first = shard.planned, 0
         while first < planned.M:
-            size = self.budget.next()
+            self.check_stop()
+            size = 1 if self.budget is None else self.budget.next()
             stop = batch_end(planned.lengths, first, size)
-            start = time.perf_counter()
-            batch = token_batch(first, stop, planned.row_offsets, input_ids)
-            yield batch
-            # The caller has used the batch when it asks for the next one.
-            positions = batch.positions
-            self.budget.observe(size, positions.T, positions.B * positions.S, time.perf_counter() - start)
+            tokens = token_batch(first, stop, planned.row_offsets, shard.input_ids)
+            try:
+                output = self._timed_forward(tokens, size)
+            except torch.OutOfMemoryError:
+                self._lower_budget(shard, tokens)
+                continue
+            yield tokens, output
             first = stop
 
-    def _judge(self, writer: PlannedShardWriter, batch: TokenBatch, requests: Sequence[SampleRequest]) -> None:
-        for place, request in zip(batch.samples, requests, strict=True):
+    def _timed_forward(self, tokens: TokenBatch, size: int) -> DeviceAuxiliaryOutput:
+        start = time.perf_counter()
+        output = self.engine.forward(tokens)
+        if self.budget is not None and self.budget.chosen is None:
+            if self.engine.device.type != "cpu":
+                torch.accelerator.synchronize(self.engine.device)
+            positions = tokens.positions
+            self.budget.observe(size, positions.T, positions.B * positions.S, time.perf_counter() - start)
+        return output
+
+    def _lower_budget(self, shard: OpenShard, tokens: TokenBatch) -> None:
+        """After a batch that did not fit the device; raises RunError where it was one sample already."""
+        positions = tokens.positions
+        if self.budget is None or positions.B == 1:
+            raise RunError(
+                f"sample {shard.ids[tokens.first]!r} of {positions.S} tokens does not fit the memory of {self.engine.device}; "
+                "lower --max-length, or spread the model over more memory."
+            )
+        half = positions.B * positions.S // 2
+        self.budget.limit(half)
+        if self.engine.device.type != "cpu":
+            torch.accelerator.empty_cache()
+        self.progress.note(f"a batch of {2 * half} positions did not fit {self.engine.device}; trying {half}")
+
+    def _store(self, shard: OpenShard, tokens: TokenBatch, pending: PendingHostCopy) -> None:
+        offsets = shard.planned.row_offsets[tokens.samples.start : tokens.samples.stop].tolist()
+        requests = [
+            SampleRequest(shard.ids[place], PlannedRows(shard.writer, offset))
+            for place, offset in zip(tokens.samples, offsets, strict=True)
+        ]
+        try:
+            pending.wait().consume(SampleBatch(requests), [None] * len(requests))
+        except ExceptionGroup as failed:
+            # One child of the composite failed, as a full disk does it: that error itself tells more than a group of one.
+            if len(failed.exceptions) == 1:
+                raise failed.exceptions[0] from None
+            raise
+        self._judge(shard, tokens, requests)
+        self.progress.captured(tokens.positions.B, tokens.positions.T)
+
+    def _judge(self, shard: OpenShard, tokens: TokenBatch, requests: Sequence[SampleRequest]) -> None:
+        for place, request in zip(tokens.samples, requests, strict=True):
             if not request.faults:
                 continue
             reason = "; ".join(str(fault) for fault in request.faults)
@@ -117,4 +183,11 @@ class ShardRun:
                 self.progress.note(f"kept sample {request.rid!r} with {reason}")
                 continue
             detail = {"code": "bad_values", "faults": [fault.as_json() for fault in request.faults]}
-            writer.reject(place, reason, detail)
+            shard.writer.reject(place, reason, detail)
+
+    def _seal(self, shard: OpenShard, sealed: dict[int, Shard], unsealed: list[PlannedShardWriter]) -> None:
+        done = shard.writer.seal()
+        done.close()  # opened again by whoever reads it; ten thousand shards are not ten thousand open files
+        unsealed.remove(shard.writer)
+        shard.writer.discard()
+        sealed[shard.planned.index] = done

@@ -110,6 +110,10 @@ class PlannedShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the temporary file; harmless after `seal`."""
         self._file.discard()
 
     def _checked_rows(self, name: str, tensor: torch.Tensor, row_start: int) -> tuple[int, int, memoryview]:

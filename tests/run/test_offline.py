@@ -280,7 +280,7 @@ def test_another_run_on_the_same_folder_is_refused_with_what_differs(llama: Path
 def test_an_unsealed_shard_is_refused_by_safetensors(llama: Path, data: Path, tmp_path: Path, monkeypatch) -> None:
     from hiddentap.capture.store import PlannedShardWriter
 
-    monkeypatch.setattr(PlannedShardWriter, "__exit__", lambda *_: None)
+    monkeypatch.setattr(PlannedShardWriter, "discard", lambda self: None)
     monkeypatch.setattr(PlannedShardWriter, "seal", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         capture_dataset(settings(llama, data, tmp_path / "out"))
