@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..models.adapters import Adapter
 from ..models.decoder import Decoder
 from .errors import TapError
-from .residual import read_input, read_output
+from .residual import entering, entering_norm, leaving, leaving_norm
 from .slots import Slots
 from .taps import Taps
 
@@ -54,19 +55,43 @@ def drop_inert_hooks(model: nn.Module) -> None:
 
 
 class OutputHook(TapHook):
-    """Takes the residual stream from a decoder layer's output, or the output of the final norm."""
+    """Takes the residual stream from a decoder layer's output."""
 
     def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
         if self._collector is not None and self._collector.listening:
-            self._collector.receive(self._slot, read_output(output, self._where))
+            self._collector.receive(self._slot, leaving(self._collector.adapter, output, self._where))
 
 
 class InputHook(TapHook):
-    """Takes the tensor that enters a decoder layer or the final norm."""
+    """Takes the residual stream from the arguments of a decoder layer."""
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._collector is not None and self._collector.listening:
-            self._collector.receive(self._slot, read_input(args, kwargs, self._where))
+            self._collector.receive(self._slot, entering(self._collector.adapter, args, kwargs, self._where))
+
+
+class LastLayerHook(TapHook):
+    """Marks that the last decoder layer ran: some models also use their final norm before the layers."""
+
+    def __call__(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if self._collector is not None and self._collector.listening:
+            self._collector.layers_done()
+
+
+class NormOutputHook(TapHook):
+    """Takes what leaves the final norm after the last layer."""
+
+    def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        if self._collector is not None and self._collector.after_layers:
+            self._collector.receive(self._slot, leaving_norm(output))
+
+
+class NormInputHook(TapHook):
+    """Takes what enters the final norm after the last layer."""
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._collector is not None and self._collector.after_layers:
+            self._collector.receive(self._slot, entering_norm(self._collector.adapter, args, kwargs, self._where))
 
 
 @dataclass
@@ -78,6 +103,7 @@ class _Forward:
     S: int
     stop: bool
     fired: list[int]
+    layers_done: bool = False
     seen: dict[int, tuple[torch.Size, torch.dtype]] = field(default_factory=dict)
 
     @property
@@ -108,21 +134,25 @@ class Collector:
         """Register the hooks, last on each module, so that they see what the next module sees."""
         if self.attached:
             return
-        layers, K = self._decoder.layers, len(self.taps.boundaries)
         for slot, b in enumerate(self.taps.boundaries):
-            if b == 0:
-                hook = InputHook(self, slot, self._decoder.layer_path(0))
-                self._handles.append(layers[0].register_forward_pre_hook(hook, with_kwargs=True))
+            site = self._decoder.site(b)
+            if site.at_input:
+                hook = InputHook(self, slot, site.path)
+                self._handles.append(site.module.register_forward_pre_hook(hook, with_kwargs=True))
             else:
-                output_hook = OutputHook(self, slot, self._decoder.layer_path(b - 1))
-                self._handles.append(layers[b - 1].register_forward_hook(output_hook))
+                self._handles.append(site.module.register_forward_hook(OutputHook(self, slot, site.path)))
+        if self.taps.final != "none":
+            self._attach_norm(self._final_norm(), first_slot=len(self.taps.boundaries))
+
+    def _attach_norm(self, norm: nn.Module, first_slot: int) -> None:
+        where = "the final norm"
+        self._handles.append(self._decoder.layers[-1].register_forward_hook(LastLayerHook(self, -1, where)))
         if self.taps.pre_norm:
-            self._handles.append(
-                self._final_norm().register_forward_pre_hook(InputHook(self, K, "the final norm"), with_kwargs=True)
-            )
+            pre = NormInputHook(self, first_slot, where)
+            self._handles.append(norm.register_forward_pre_hook(pre, with_kwargs=True))
         if self.taps.post_norm:
-            slot = K + self.taps.pre_norm
-            self._handles.append(self._final_norm().register_forward_hook(OutputHook(self, slot, "the final norm")))
+            post = NormOutputHook(self, first_slot + self.taps.pre_norm, where)
+            self._handles.append(norm.register_forward_hook(post))
 
     def detach(self) -> None:
         """Remove the hooks; a second call does nothing."""
@@ -130,8 +160,20 @@ class Collector:
             self._handles.pop().remove()
 
     @property
+    def adapter(self) -> Adapter | None:
+        return self._decoder.adapter
+
+    @property
     def listening(self) -> bool:
         return getattr(self._local, "forward", None) is not None
+
+    @property
+    def after_layers(self) -> bool:
+        """Whether the armed forward has passed its last decoder layer."""
+        return self.listening and self._local.forward.layers_done
+
+    def layers_done(self) -> None:
+        self._local.forward.layers_done = True
 
     @contextmanager
     def armed(self, slots: Slots, B: int, S: int, *, stop: bool = False) -> Iterator[None]:
@@ -164,19 +206,23 @@ class Collector:
         if forward.fired[slot] > 1:
             return
         forward.seen[slot] = (state.shape, state.dtype)
-        if self._fits(forward, state.shape, state.dtype):
+        if self._fits(forward, slot, state.shape, state.dtype):
             forward.slots.store(slot, state)
         if forward.stop and forward.finished:
             raise StopForward(self)
 
-    def _fits(self, forward: _Forward, shape: torch.Size, dtype: torch.dtype) -> bool:
-        widths = self._decoder.widths
+    def _fits(self, forward: _Forward, slot: int, shape: torch.Size, dtype: torch.dtype) -> bool:
         return (
             len(shape) == 3
             and tuple(shape[:2]) == (forward.B, forward.S)
-            and (not widths or shape[2] in widths)
+            and self._has_width(slot, shape[2])
             and dtype.is_floating_point
         )
+
+    def _has_width(self, slot: int, width: int) -> bool:
+        if slot < len(self.taps.boundaries):
+            return self._decoder.has_width(width)
+        return not self._decoder.widths or width in self._decoder.widths
 
     def _final_norm(self) -> nn.Module:
         if self._norm is None:
@@ -195,13 +241,14 @@ class Collector:
         if again:
             raise TapError(
                 f"{', '.join(again)} fired {max(forward.fired)} times in one forward: the model runs these layers in a loop, "
-                "so one layer id names several states. This model needs an adapter."
+                "so one layer id names several states, and none of them is taken."
             )
         for slot, (shape, dtype) in forward.seen.items():
-            if not self._fits(forward, shape, dtype):
+            if not self._fits(forward, slot, shape, dtype):
                 raise TapError(
                     f"{self.taps.names[slot]} gave a {str(dtype).removeprefix('torch.')} tensor {tuple(shape)}; expected a "
-                    f"floating tensor ({forward.B}, {forward.S}, H) with H in {sorted(self._decoder.widths)}."
+                    f"floating tensor ({forward.B}, {forward.S}, H) with H in {sorted(self._decoder.widths)}, one row for each "
+                    "token of each sequence."
                 )
         dtypes = {dtype for _, dtype in forward.seen.values()}
         if len(dtypes) > 1:

@@ -1,27 +1,57 @@
 """The residual stream, read from what a decoder layer takes in and gives out, by explicit rule.
 
-A layer's output is the stream itself, or a tuple whose first item is it. A tuple that holds a second tensor of the same
-shape is never guessed at: in serving engines it is ``(hidden, residual)`` and the stream is their sum, elsewhere it is an
-attention output or a state.
+A layer's output is the stream itself, or a tuple whose first item is it. A tuple that holds a second tensor as wide as the
+state is never guessed at: in serving engines it is ``(hidden, residual)`` and the stream is their sum, elsewhere it is an
+attention output, a state, or a part of the stream that is kept beside it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
+from ..models.adapters import Adapter, StreamError, floating, how_to_name
 from .errors import TapError
+
+
+def leaving(adapter: Adapter | None, output: Any, where: str) -> Tensor:
+    """The state in what a decoder layer returned, read by `adapter`, or plainly where that is None.
+
+    Raises:
+        TapError: the output does not hold it in the expected form.
+    """
+    if adapter is None:
+        return read_output(output, where)
+    try:
+        return local(adapter.leaving(output))
+    except StreamError as unreadable:
+        raise TapError(f"{where} returned {describe(output)}; adapter {adapter.name}: {unreadable}.") from unreadable
+
+
+def entering(adapter: Adapter | None, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Tensor:
+    """The state among the arguments of a decoder layer, read by `adapter`, or plainly where that is None.
+
+    Raises:
+        TapError: the arguments do not hold it in the expected form.
+    """
+    if adapter is None:
+        return read_input(args, kwargs, where)
+    try:
+        return local(adapter.entering(args, kwargs))
+    except StreamError as unreadable:
+        raise TapError(
+            f"{where} was called with {describe(args)}; adapter {adapter.name}: {unreadable}."
+        ) from unreadable
 
 
 def read_output(output: Any, where: str) -> Tensor:
     """The residual stream in a decoder layer's output.
 
     Raises:
-        TapError: no tensor first, or another tensor in the tuple looks just like it.
+        TapError: no tensor first, or another tensor in the tuple is as wide as it.
     """
     if isinstance(output, Tensor):
         return local(output)
@@ -31,10 +61,7 @@ def read_output(output: Any, where: str) -> Tensor:
     first = items[0]
     twins = [i for i, item in enumerate(items[1:], 1) if isinstance(item, Tensor) and _look_alike(first, item)]
     if twins:
-        raise TapError(
-            f"{where} returned {describe(output)}: item {twins[0]} looks just like the hidden state at item 0, so which of "
-            "them, or their sum, is the residual stream cannot be told from the structure. This model needs an adapter."
-        )
+        raise TapError(_not_told(describe(output), twins[0], items[twins[0]].shape == first.shape, where))
     return local(first)
 
 
@@ -42,12 +69,24 @@ def read_input(args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Ten
     """The residual stream among the arguments of a decoder layer or a norm: the first positional tensor, or `hidden_states`.
 
     Raises:
-        TapError: there is no such tensor.
+        TapError: there is no such tensor, or what the first argument holds is none.
     """
     value = args[0] if args else kwargs.get("hidden_states", kwargs.get("x"))
     if not isinstance(value, Tensor):
         raise TapError(f"{where} was called with {describe(value)}; expected a tensor as its first argument.")
     return local(value)
+
+
+def entering_norm(adapter: Adapter | None, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Tensor:
+    """The state among the arguments of the final norm: its first tensor, or what an adapter for pairs makes of two."""
+    if adapter is not None and len(floating(args, kwargs)) > 1:
+        return entering(adapter, args, kwargs, where)
+    return read_input(args, kwargs, where)
+
+
+def leaving_norm(output: Any) -> Tensor:
+    """What the final norm returned, or the first item of it: a norm that also adds returns the sum beside it."""
+    return local(output[0] if isinstance(output, tuple) else output)
 
 
 def local(state: Tensor) -> Tensor:
@@ -72,4 +111,18 @@ def describe(value: Any) -> str:
 
 
 def _look_alike(first: Tensor, other: Tensor) -> bool:
-    return other.is_floating_point() and other.shape == first.shape and first.dtype != torch.bool
+    """Whether a second tensor could be a part of the stream: one for each position and as wide. Attention maps are 4-D."""
+    return other.is_floating_point() and other.ndim in (2, 3) and other.shape[-1] == first.shape[-1]
+
+
+def _not_told(output: str, item: int, same_shape: bool, where: str) -> str:
+    if same_shape:
+        return (
+            f"{where} returned {output}: item {item} looks just like the hidden state at item 0, so which of them, or their "
+            f"sum, is the residual stream cannot be told from the structure. {how_to_name('hidden_residual.sum', 'tuple.first')}"
+        )
+    names = ("attention_residuals.prefix", "attention_residuals.mixture", "tuple.first")
+    return (
+        f"{where} returned {output}: item {item} is as wide as the hidden state at item 0, so it may hold a part of the "
+        f"residual stream. {how_to_name(*names)}"
+    )

@@ -116,6 +116,7 @@ def tap(
     convention: Convention = "layer_output",
     final: Final = "none",
     stop_early: bool | None = None,
+    adapter: str | None = None,
 ) -> Iterator[ActiveTap]:
     """Attach taps to `model` for the length of a `with` block; afterwards the model is as it was.
 
@@ -127,17 +128,19 @@ def tap(
         final: norm states to take too: ``none``, ``pre``, ``post`` or ``both``.
         stop_early: end each forward when every tap has fired. None does so unless a KV cache is being filled;
             False runs the whole model, so that `Captured.output` is there.
+        adapter: how the residual stream is read where it is not plain; see `models.adapters`.
 
     Raises:
         LayerIdError, LayerIdTypeError: ids that name no layers.
         DecoderNotFoundError: the decoder layers cannot be found.
+        AdapterError: no adapter has that name, or the layers have not the structure that it reads.
         TapError: a layer's output is not what the next one takes in, or there is no final norm to tap.
     """
     if stop_early and final != "none":
         raise UsageError(
             f"stop_early=True ends the forward before the final norm, but final={final!r} asks for its states."
         )
-    decoder = find_decoder(model)
+    decoder = find_decoder(model, adapter=adapter)
     taps = Taps(to_boundaries(layer_ids, decoder.n, convention), final)
     truth = probe(decoder)
     truth.require(decoder, taps.boundaries)

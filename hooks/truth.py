@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.call import input_device, without_cache
-from ..models.decoder import Decoder, text_config, unwrapped
+from ..models.adapters import how_to_name
+from ..models.bits import same_bits
+from ..models.call import eagerly, few_ids, without_cache
+from ..models.decoder import Decoder
+from ..models.wrappers import unwrapped
 from .errors import TapError
-from .residual import read_input, read_output
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from .forms import blocks_beside, form_fault
+from .residual import entering, entering_norm, leaving
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Truth:
     def require(self, decoder: Decoder, boundaries: tuple[int, ...]) -> None:
         """Raise TapError unless each of `boundaries` was seen to hold."""
         for b in boundaries:
-            layer = max(b - 1, 0)
+            layer = decoder.site(b).layer
             if self.visits[layer] != 1:
                 raise TapError(
                     f"{decoder.layer_path(layer)} ran {self.visits[layer]} times in one forward of "
@@ -107,28 +109,47 @@ class Watch:
         norm = next(iter(equal + beside), None)
         return Truth(tuple(self._visits), dict(self._broken), norm, *self._form)
 
-    def layer_in(self, i: int, state: Tensor) -> None:
-        if self._last is not None and not same_bits(self._last[1], state):
-            before = self._decoder.layer_path(self._last[0])
-            self._broken.setdefault(
-                self._last[0] + 1,
-                f"what {before} gives out is not, bit for bit, what {self._decoder.layer_path(i)} takes in, so the model "
-                "changes the residual stream between its layers. It needs an adapter.",
-            )
+    def layer_in(self, i: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._norms.clear()  # a norm that ran before a layer is not the final one
+        where = self._decoder.layer_path(i)
+        try:
+            state = entering(self._decoder.adapter, args, kwargs, where)
+        except TapError as unreadable:
+            self._broken.setdefault(i, str(unreadable))
+            return
+        fault = form_fault(self._decoder, state, where) or blocks_beside(self._decoder, state, args, kwargs, where)
+        if fault is not None:
+            self._broken.setdefault(i, fault)
+            self._broken.setdefault(i + 1, fault)
+        elif self._last is not None and not self._decoder.site(i).at_input and not same_bits(self._last[1], state):
+            self._broken.setdefault(self._last[0] + 1, _changed_between(self._decoder, self._last[0], i))
 
     def layer_out(self, i: int, output: Any) -> None:
         self._visits[i] += 1
+        where = self._decoder.layer_path(i)
         try:
-            state = read_output(output, self._decoder.layer_path(i)).detach().clone()
-            self._last, self._form = (i, state), (state.shape[-1], state.dtype)
+            state = leaving(self._decoder.adapter, output, where).detach().clone()
         except TapError as unreadable:
             self._last = None
-            self._broken[i + 1] = str(unreadable)
+            self._broken.setdefault(i + 1, str(unreadable))
+            return
+        self._last, self._form = (i, state), (state.shape[-1], state.dtype)
+        fault = form_fault(self._decoder, state, where)
+        if fault is not None:
+            self._broken.setdefault(i + 1, fault)
 
     def norm_in(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._last is None or self._last[0] != self._decoder.n - 1:
+        if self._last is None:
             return
-        self._norms.append((FinalNorm(path, module), same_bits(self._last[1], read_input(args, kwargs, path))))
+        state = entering_norm(self._decoder.adapter, args, kwargs, path)
+        self._norms.append((FinalNorm(path, module), same_bits(self._last[1], state)))
+
+
+def _changed_between(decoder: Decoder, before: int, after: int) -> str:
+    return (
+        f"what {decoder.layer_path(before)} gives out is not, bit for bit, what {decoder.layer_path(after)} takes in, so the "
+        f"model changes the residual stream between its layers. {how_to_name('next_input')}"
+    )
 
 
 @dataclass(frozen=True)
@@ -137,7 +158,7 @@ class _LayerIn:
     i: int
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.watch.layer_in(self.i, read_input(args, kwargs, self.watch._decoder.layer_path(self.i)))
+        self.watch.layer_in(self.i, args, kwargs)
 
 
 @dataclass(frozen=True)
@@ -158,34 +179,29 @@ class _NormIn:
         self.watch.norm_in(self.path, module, args, kwargs)
 
 
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two floating tensors are equal bit for bit: NaN equals NaN, and 0.0 is not -0.0."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    bits = _BITS[a.element_size()]
-    return torch.equal(a.contiguous().view(bits), b.detach().to(a.device).contiguous().view(bits))
-
-
 @torch.no_grad()
 def probe(decoder: Decoder, *, tokens: int = 5) -> Truth:
-    """Run the model once over two rows of a few tokens and watch it. Two rows, so that a swapped batch axis shows."""
-    ids = _plain_ids(decoder, 2 * tokens).reshape(2, tokens).to(input_device(decoder.model))
-    watch = Watch(decoder)
-    with watch.watching():
-        decoder.model(ids, **without_cache(decoder.model))
+    """Run the model once over two rows of a few tokens and watch it. Two rows, so that a swapped batch axis shows.
+
+    Raises:
+        TapError: the model does not run on plain token ids alone.
+    """
+    model, watch = decoder.model, Watch(decoder)
+    ids = few_ids(model, decoder.vocab_rows, 2, tokens)
+    with watch.watching(), eagerly(model), _refusing(model):
+        model(ids, **without_cache(model))
     return watch.truth()
 
 
-def _plain_ids(decoder: Decoder, count: int) -> Tensor:
-    """(count,) int64 ids that differ where they can, spread over the vocabulary, none of which the config gives a role to."""
-    config = getattr(decoder.model, "config", None)
-    special: set[int] = set()
-    for part in (config, text_config(config)):
-        for name, value in vars(part).items() if part is not None else ():
-            if name.endswith(("token_id", "token_index")):
-                special.update(
-                    v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, int)
-                )
-    rows = decoder.vocab_rows or 2 * count
-    plain = [i for i in range(0, rows, max(rows // (4 * count), 1)) if i not in special] or list(range(rows))
-    return torch.tensor([plain[i % len(plain)] for i in range(count)])
+@contextmanager
+def _refusing(model: nn.Module) -> Iterator[None]:
+    """Turn what a model raises on plain token ids into a refusal; a TapError says its own."""
+    try:
+        yield
+    except TapError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+        raise TapError(
+            f"{type(model).__name__} did not run on token ids alone, (2, 5) of them, so no tap on it can be checked: "
+            f"{type(error).__name__}: {error}"
+        ) from error

@@ -2,23 +2,33 @@
 
 The layers are the module list, under what the model itself calls its decoder, whose children are all marked as decoder
 layers (transformers' ``GradientCheckpointingLayer``, or a class in ``_no_split_modules``); a list as long as the config
-says comes first. Measured over the causal LMs of transformers 5.24 this finds the layers of 194 out of 196.
+says comes first. Where nothing is marked, the model is run over a few tokens and the layers are the blocks that feed each
+other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from .adapters import Adapter, Site, adapter_named, adapter_of_structure, output_site
+from .call import input_embedding
+from .config import stated_depth
+from .config import text_config as text_config
 from .errors import UsageError
+from .probing import ProbingError, fed_lists
+from .wrappers import unwrapped as unwrapped
+
+Layers = tuple[nn.Module, ...]
+FoundBy = Literal["structure", "probing"]
 
 
 class DecoderNotFoundError(UsageError):
-    """The model's decoder layers cannot be told from its structure."""
+    """The model's decoder layers cannot be told."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +41,41 @@ class Decoder:
         layers: the n decoder layers in order, as they are called (wrappers of compilation or checkpointing included).
         widths: the values that the hidden width H may have: the embedding width and what the config states.
         vocab_rows: rows of the input embedding; every token id must be below it. None where the model shows none.
+        found_by: what told the layers.
+        adapter: how the residual stream is read where that is not plain; None where it is.
     """
 
     model: nn.Module
     layers_path: str
-    layers: tuple[nn.Module, ...]
+    layers: Layers
     widths: frozenset[int]
     vocab_rows: int | None
+    found_by: FoundBy = "structure"
+    adapter: Adapter | None = None
 
     @property
     def n(self) -> int:
         return len(self.layers)
 
+    @property
+    def adapter_name(self) -> str | None:
+        """The name of the adapter, as a file's header tells it."""
+        return None if self.adapter is None else self.adapter.name
+
     def layer_path(self, index: int) -> str:
         return f"{self.layers_path}.{index}"
+
+    def site(self, boundary: int) -> Site:
+        """Where `boundary` is read."""
+        if self.adapter is not None:
+            return self.adapter.site(boundary)
+        return output_site(self.layers, self.layers_path, boundary)
+
+    def has_width(self, width: int) -> bool:
+        """Whether the state of a boundary may be `width` wide."""
+        if self.adapter is not None:
+            return self.adapter.has_width(width)
+        return not self.widths or width in self.widths
 
     def modules_outside_layers(self) -> Iterator[tuple[str, nn.Module]]:
         """Every module of the model that is neither a decoder layer nor inside or around one, with its path."""
@@ -54,11 +85,16 @@ class Decoder:
                 yield path, module
 
 
-def find_decoder(model: nn.Module) -> Decoder:
+def find_decoder(model: nn.Module, *, adapter: str | None = None) -> Decoder:
     """Find the decoder layers of `model`.
+
+    Args:
+        adapter: the name of the adapter that reads the residual stream; None reads it plainly, or as the structure leaves
+            no choice about.
 
     Raises:
         DecoderNotFoundError: an encoder-decoder model, ``nn.DataParallel``, or no single list of decoder layers.
+        AdapterError: no adapter has that name, or the layers have not the structure that it reads.
     """
     if isinstance(model, nn.DataParallel):
         raise DecoderNotFoundError(
@@ -70,57 +106,73 @@ def find_decoder(model: nn.Module) -> Decoder:
         raise DecoderNotFoundError(
             f"{type(model).__name__} is an encoder-decoder model; expected a causal language model."
         )
-    root = _language_root(model)
-    path, layers = _layer_list(model, root, _stated_depth(config))
-    return Decoder(model, path, layers, *_widths(model, config))
+    widths, vocab_rows = _widths(model, config)
+    path, layers, found_by = _layers(model, stated_depth(config), vocab_rows)
+    owner = model.get_submodule(path.rpartition(".")[0])
+    reading = (
+        adapter_of_structure(layers, path, owner, widths)
+        if adapter is None
+        else adapter_named(adapter, layers, path, owner, widths)
+    )
+    return Decoder(model, path, layers, widths, vocab_rows, found_by, reading)
 
 
-def _language_root(model: nn.Module) -> nn.Module:
-    """What the model calls its decoder, where that holds module lists; else the model.
+def _layers(model: nn.Module, depth: int | None, vocab_rows: int | None) -> tuple[str, Layers, FoundBy]:
+    root_path, root = _language_root(model)
+    marked = _marked_lists(model, root_path, root, depth)
+    if marked:
+        return *_the_only(marked, model, depth), "structure"
+    try:
+        fed = fed_lists(model, root_path, vocab_rows)
+    except ProbingError as failed:
+        raise DecoderNotFoundError(
+            f"{_cannot_tell(model)}: nothing in its structure marks a list of them, found none by name or class, and it "
+            f"did not run on a few token ids to be watched ({failed.__cause__!r})."
+        ) from failed
+    return *_the_only(fed, model, depth), "probing"
+
+
+def _language_root(model: nn.Module) -> tuple[str, nn.Module]:
+    """What the model calls its decoder, where that holds module lists; else the model. With its path.
 
     Some models answer with an output projection, or with a module that holds no layers.
     """
     get_decoder = getattr(model, "get_decoder", None)
     root = get_decoder() if callable(get_decoder) else model
     has_lists = isinstance(root, nn.Module) and any(isinstance(m, nn.ModuleList) for m in root.modules())
-    return root if has_lists else model
-
-
-def _layer_list(model: nn.Module, root: nn.Module, depth: int | None) -> tuple[str, tuple[nn.Module, ...]]:
-    marked, of_depth = [], []
-    no_split = set(getattr(model, "_no_split_modules", None) or ()) | set(
-        getattr(root, "_no_split_modules", None) or ()
-    )
-    for path, module in _paths_under(model, root):
-        if not isinstance(module, nn.ModuleList) or len(module) == 0:
-            continue
-        if all(_is_marked(child, no_split) for child in module):
-            marked.append((path, module))
-        if len(module) == depth:
-            of_depth.append((path, module))
-    both = [c for c in marked if len(c[1]) == depth]
-    found = _outermost(both or marked or of_depth)
-    if len(found) != 1:
-        seen = ", ".join(f"{path} ({len(module)} x {type(module[0]).__name__})" for path, module in found) or "none"
-        raise DecoderNotFoundError(
-            f"cannot tell which modules of {type(model).__name__} are its decoder layers: expected one list of "
-            f"{depth if depth is not None else 'its'} layers, found {seen}."
-        )
-    return found[0][0], tuple(found[0][1])
-
-
-def _paths_under(model: nn.Module, root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    prefix = next((path for path, module in model.named_modules() if module is root), None)
-    if prefix is None:
+    if not has_lists:
+        return "", model
+    path = next((path for path, module in model.named_modules() if module is root), None)
+    if path is None:
         raise DecoderNotFoundError(f"get_decoder() of {type(model).__name__} returned a module that is not part of it.")
-    yield from root.named_modules(prefix=prefix)
+    return path, root
 
 
-def _outermost(lists: list[tuple[str, nn.ModuleList]]) -> list[tuple[str, nn.ModuleList]]:
-    if not lists:
-        return []
-    shallowest = min(path.count(".") for path, _ in lists)
-    return [c for c in lists if c[0].count(".") == shallowest]
+def _marked_lists(model: nn.Module, root_path: str, root: nn.Module, depth: int | None) -> list[tuple[str, Layers]]:
+    """The outermost lists whose children are all marked as decoder layers; those of the stated depth come first."""
+    no_split = {name for m in (model, root) for name in getattr(m, "_no_split_modules", None) or ()}
+    marked = [
+        (path, module)
+        for path, module in root.named_modules(prefix=root_path)
+        if isinstance(module, nn.ModuleList) and len(module) and all(_is_marked(child, no_split) for child in module)
+    ]
+    of_depth = [(path, module) for path, module in marked if len(module) == depth]
+    found = of_depth or marked
+    shallowest = min((path.count(".") for path, _ in found), default=0)
+    return [(path, tuple(module)) for path, module in found if path.count(".") == shallowest]
+
+
+def _the_only(found: list[tuple[str, Layers]], model: nn.Module, depth: int | None) -> tuple[str, Layers]:
+    if len(found) != 1:
+        seen = ", ".join(f"{path} ({len(layers)} x {type(layers[0]).__name__})" for path, layers in found) or "none"
+        raise DecoderNotFoundError(
+            f"{_cannot_tell(model)}: expected one list of {depth if depth is not None else 'its'} layers, found {seen}."
+        )
+    return found[0]
+
+
+def _cannot_tell(model: nn.Module) -> str:
+    return f"cannot tell which modules of {type(model).__name__} are its decoder layers"
 
 
 def _is_marked(layer: nn.Module, no_split: set[str]) -> bool:
@@ -128,42 +180,11 @@ def _is_marked(layer: nn.Module, no_split: set[str]) -> bool:
     return isinstance(layer, GradientCheckpointingLayer) or any(c.__name__ in no_split for c in type(layer).__mro__)
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside the wrappers of ``torch.compile`` and of activation checkpointing."""
-    for name in ("_orig_mod", "_checkpoint_wrapped_module"):
-        inner = module._modules.get(name)
-        if inner is not None:
-            return unwrapped(inner)
-    return module
-
-
-def text_config(config: Any) -> Any:
-    """The part of a model config that speaks of its text decoder."""
-    get_text_config = getattr(config, "get_text_config", None)
-    return get_text_config(decoder=True) if callable(get_text_config) else config
-
-
-def _stated_depth(config: Any) -> int | None:
-    depth = getattr(text_config(config), "num_hidden_layers", None)
-    return depth if isinstance(depth, int) else None
-
-
 def _widths(model: nn.Module, config: Any) -> tuple[frozenset[int], int | None]:
     """The possible hidden widths and the rows of the embedding, from tensors first: configs may state neither."""
     widths = {w for w in [getattr(text_config(config), "hidden_size", None)] if isinstance(w, int)}
-    embedding = _input_embedding(model)
+    embedding = input_embedding(model)
     weight = getattr(embedding, "weight", None)
     if weight is None or weight.ndim != 2:
         return frozenset(widths), None
     return frozenset(widths | {int(weight.shape[1])}), int(weight.shape[0])
-
-
-def _input_embedding(model: nn.Module) -> nn.Module | None:
-    get_input_embeddings = getattr(model, "get_input_embeddings", None)
-    if not callable(get_input_embeddings):
-        return None
-    try:
-        embedding: nn.Module | None = get_input_embeddings()
-    except NotImplementedError:  # transformers' way to say that a model has no single embedding module
-        return None
-    return embedding

@@ -1,0 +1,230 @@
+#!/usr/bin/env python
+"""Try the taps on every model type that transformers maps to a causal LM, and on image-text models used with text.
+
+A tiny random model of each type is made from its config class and runs once while *every* module of it is recorded. Which
+modules are the layers and the norm is told from the record by value alone, then each boundary and the norm states are
+tapped and compared with it bit for bit. Nothing is downloaded.
+
+    python scripts/sweep_architectures.py                      # print the table
+    python scripts/sweep_architectures.py --write              # and write docs/architectures.md
+    python scripts/sweep_architectures.py --only mllama rwkv   # a few, with the reasons in full
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+from support import architectures  # noqa: E402
+from support.recorder import equal  # noqa: E402
+from support.taps_against_record import Comparison, compare  # noqa: E402
+
+PAGE = ROOT / "docs" / "architectures.md"
+SECONDS_EACH = 120
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one model type.
+
+    Attributes:
+        result: ``exact`` | ``exact where it runs`` | ``exact through an adapter`` | ``refused`` | ``wrong`` | ``not built``.
+        detail: adapters that are exact, and why the rest is refused.
+    """
+
+    model_type: str
+    model_class: str = ""
+    result: str = ""
+    path: str = ""
+    n: int | None = None
+    form: str = ""
+    norm: str = ""
+    detail: str = ""
+
+
+def examine(model_type: str) -> Row:
+    transformers.utils.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    try:
+        model = architectures.build(model_type)
+    except Exception as failed:  # noqa: BLE001 - a type that cannot be built is a row of the table
+        return Row(model_type, result="not built", detail=_first_line(failed))
+    return _row(model_type, type(model).__name__, compare(model, architectures.token_ids(2, 7)))
+
+
+def _row(model_type: str, model_class: str, c: Comparison) -> Row:
+    form = c.truth.output_form if c.truth else ""
+    known = {"model_type": model_type, "model_class": model_class, "path": c.path or "", "n": c.n, "form": form}
+    if c.wrong or c.norm == "wrong" or any(a.wrong or a.norm == "wrong" for a in c.adapters.values()):
+        return Row(**known, result="wrong", norm=c.norm, detail=f"boundaries {c.wrong}, {_wrong_adapters(c)}")
+    if c.truth is None or c.path is None:
+        return Row(**known, result="refused", detail=_short(c.failure or "no modules feed each other"))
+    norm = c.truth.norm_path or "none"
+    complete = [name for name, a in c.adapters.items() if not a.refused]
+    if _identity_layers(c):
+        return Row(
+            **known, result="wrong", norm=norm, detail=f"layers {_identity_layers(c)} change nothing: a weak test"
+        )
+    if not c.refused:
+        by_structure = f"read by {c.adapter}, chosen by structure" if c.adapter else ""
+        return Row(
+            **known, result="exact", norm=norm, detail=by_structure if c.norm in ("exact", "none") else _short(c.norm)
+        )
+    why = _short(next(iter(c.refused.values())))
+    if complete:
+        some = f"; without one, boundaries {_ranges(c.exact)} are exact" if c.exact else ""
+        return Row(**known, result="exact through an adapter", norm=norm, detail=f"{', '.join(complete)}{some}. {why}")
+    if c.exact and all(" ran 0 times" in why for why in c.refused.values()):
+        return Row(**known, result="exact where it runs", norm=norm, detail=why)
+    partly = [f"{name}: boundaries {_ranges(a.exact)} are exact" for name, a in c.adapters.items() if a.exact]
+    plain = [f"boundaries {_ranges(c.exact)} are exact"] if c.exact else []
+    return Row(**known, result="refused", norm=norm, detail="; ".join([*plain, *partly, why]))
+
+
+def _identity_layers(c: Comparison) -> list[int]:
+    """Layers that give out what they take in: their boundaries could be mixed up and nobody would see."""
+    assert c.truth is not None
+    pairs = list(zip(c.truth.layer_in, c.truth.layer_out, strict=True))
+    return [i for i, (a, b) in enumerate(pairs) if a is not None and b is not None and equal(a, b)]
+
+
+def _wrong_adapters(c: Comparison) -> str:
+    return "; ".join(f"{name}: {a.wrong} {a.norm}" for name, a in c.adapters.items() if a.wrong or a.norm == "wrong")
+
+
+def _ranges(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _first_line(error: Exception) -> str:
+    return _short(" ".join(f"{type(error).__name__}: {error}".split()))
+
+
+def _short(text: str) -> str:
+    sentence = text.split(" This model needs an adapter")[0].split(" Name ")[0].strip().replace("|", "/")
+    return sentence if len(sentence) <= 240 else f"{sentence[:237]}..."
+
+
+def examined(names: list[str], jobs: int) -> Iterator[Row]:
+    """One process for each model type, `jobs` at a time: a crash or a hang is one row, and the sweep goes on."""
+    context, waiting = multiprocessing.get_context("fork"), list(names)
+    running: dict[str, tuple[Any, Connection, float]] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            name = waiting.pop(0)
+            receiving, sending = context.Pipe(duplex=False)
+            process = context.Process(target=_send_row, args=(name, sending))
+            process.start()
+            sending.close()
+            running[name] = (process, receiving, time.monotonic())
+        multiprocessing.connection.wait([r for _, r, _ in running.values()], timeout=1.0)
+        for name, (process, receiving, started) in list(running.items()):
+            late = time.monotonic() - started > SECONDS_EACH
+            if not receiving.poll() and process.is_alive() and not late:
+                continue
+            yield _received(name, receiving, late)
+            process.kill()
+            process.join()
+            del running[name]
+
+
+def _send_row(name: str, sending: Connection) -> None:
+    sending.send(examine(name))
+    sending.close()
+
+
+def _received(name: str, receiving: Connection, late: bool) -> Row:
+    try:
+        if receiving.poll():
+            return receiving.recv()
+    except EOFError:
+        pass
+    return Row(name, result="wrong", detail=f"took more than {SECONDS_EACH} s" if late else "the process crashed")
+
+
+def page(causal: list[Row], image_text: list[Row]) -> str:
+    """The page docs/architectures.md."""
+    exact = sum(row.result in ("exact", "exact where it runs") for row in causal)
+    found = sum(bool(row.path) for row in causal)
+    lines = [
+        "# Architectures",
+        "",
+        f"Written by `python scripts/sweep_architectures.py --write`; transformers {transformers.__version__}.",
+        "",
+        f"A tiny random model of each of the {len(causal)} model types that transformers maps to a causal LM, and of the "
+        f"{len(image_text)} further image-text models (used with text alone), is run once while every module is recorded. "
+        "Layers and norm are told from that record by value. Then each boundary, pre-norm and post-norm are tapped and "
+        "compared with it bit for bit.",
+        "",
+        f"- Layers found: **{found}** of {len(causal)}. Exact without an adapter: **{exact}**. Wrong: "
+        f"**{sum(row.result == 'wrong' for row in causal + image_text)}**.",
+        "- *exact*: every boundary has the recorded bits. *exact where it runs*: so has every boundary of a layer that runs on "
+        "text; taps on the others are refused by name. *exact through an adapter*: the adapters named are exact, see "
+        "`models/adapters.py`. *refused*: attaching raises an error that says this. *not built*: the tiny model could not be "
+        "made here.",
+        "- *norm*: the module between the last layer and the head that pre-norm enters and post-norm leaves; *none* where the "
+        "model has none, and asking for norm states is refused.",
+        "",
+        *_table("Causal language models", causal),
+        *_table("Image-text models, with text alone", image_text),
+    ]
+    return "\n".join(lines)
+
+
+def _table(title: str, rows: list[Row]) -> list[str]:
+    counts = ", ".join(f"{result} {count}" for result, count in Counter(row.result for row in rows).most_common())
+    head = ["model type", "class", "layers", "n", "layer returns", "norm", "result"]
+    lines = [f"## {title}", "", f"{counts}.", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for row in sorted(rows, key=lambda row: row.model_type):
+        result = f"{row.result}: {row.detail}" if row.detail else row.result
+        path = f"`{row.path}`" if row.path else ""
+        form = row.form.replace("|", "\\|")
+        norm = row.norm if row.norm in ("", "none") else f"`{row.norm}`"
+        cells = [row.model_type, row.model_class, path, "" if row.n is None else str(row.n), form, norm, result]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="TYPE", help="these model types alone")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default 2)")
+    given = parser.parse_args()
+    names = given.only or [*architectures.CAUSAL_LMS, *architectures.IMAGE_TEXT_MODELS]
+    rows = []
+    for row in examined(names, given.jobs):
+        rows.append(row)
+        if given.only or row.result not in ("exact", "exact where it runs"):
+            print(f"{row.model_type:28} {row.result:26} {row.path:34} {row.form:24} {row.detail}", flush=True)
+    causal = [row for row in rows if row.model_type in architectures.CAUSAL_LMS]
+    image_text = [row for row in rows if row.model_type not in architectures.CAUSAL_LMS]
+    for title, some in (("causal", causal), ("image-text", image_text)):
+        print(
+            f"{title}: {len(some)}, layers found {sum(bool(r.path) for r in some)},",
+            dict(Counter(r.result for r in some)),
+        )
+    if given.write:
+        PAGE.parent.mkdir(exist_ok=True)
+        PAGE.write_text(page(causal, image_text), encoding="utf-8")
+    return int(any(row.result == "wrong" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
