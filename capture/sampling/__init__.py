@@ -11,6 +11,7 @@ from .sampler import Sampler, SamplerOutput
 from .sampling_info import AskedRows, SamplingInfo, SamplingState
 from .sampling_mask import DeviceSamplingMasks, HostSamplingMasks, SamplingMaskObserver
 from .topk_logits import DeviceTopKLogits, HostTopKLogits
+from .transfer import receive_request, send_request
 
 __all__ = [
     "AskedRows",
@@ -34,5 +35,7 @@ __all__ = [
     "TokenRefusal",
     "TopKLogitsObserver",
     "masked_log_softmax",
+    "receive_request",
     "refused_tokens",
+    "send_request",
 ]

@@ -61,11 +61,9 @@ class Sampler:
 
 
 def _uniforms(info: SamplingInfo) -> Tensor:
-    """(T,) float64 in [0, 1): one number of each row's own generator; greedy rows take none."""
-    numbers = [
-        0.0 if request.params.is_greedy else torch.rand((), dtype=torch.float64, generator=request.generator).item()
-        for request in info.row_requests
-    ]
+    """(T,) float64 in [0, 1): one number of each row's own generator."""
+    generators = [request.generator for request in info.row_requests]
+    numbers = [torch.rand((), dtype=torch.float64, generator=generator).item() for generator in generators]
     return torch.tensor(numbers, dtype=torch.float64)
 
 

@@ -16,7 +16,7 @@ from support.cached_steps import FIELDS, LAYERS, empty_cache, model_of, plain, s
 
 SLIDING = ["gemma2", "gpt_oss", "gemma4_text", "inkling_text"]
 ROLLS_BACK = ["llama", "deepseek_v32", "minimax_m3_vl_text", "lfm2_moe", *SLIDING]
-RUNNING_STATE = ["qwen3_next", "kimi_linear", "mamba2", "falcon_h1", "deepseek_v4"]
+RUNNING_STATE = ["qwen3_next", "kimi_linear", "mamba2", "falcon_h1", "qwen4_exp_text", "deepseek_v4"]
 IDS = token_ids(3, 14)
 
 

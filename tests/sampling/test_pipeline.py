@@ -11,6 +11,8 @@ import torch
 from support.pipeline_stages import STAGES, in_one_process, run_stage
 from support.processes import run_ranks
 
+pytestmark = pytest.mark.slow  # the processes each import the libraries
+
 
 @pytest.fixture(scope="module")
 def piped(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:

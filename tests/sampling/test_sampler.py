@@ -320,3 +320,12 @@ def test_a_call_has_at_most_one_row_per_request(row_counts: list[int], first_pos
 def sampling_info_of_one(row_counts: list[int], first_positions: list[int]) -> SamplingInfo:
     layout = RowLayout(tuple(row_counts), tuple(first_positions), (0,) * len(row_counts))
     return SamplingInfo([SamplingState.of(SamplingParams(), [], [])], layout)
+
+
+def test_a_step_in_which_nobody_samples_gives_no_token() -> None:
+    output = Sampler([SamplingMaskObserver()]).sample(
+        torch.zeros(0, 5), sampling_info([SamplingParams()], row_counts=[0])
+    )
+    assert output.token_ids.tolist() == []
+    assert output.observed is None
+    assert output.tokens.copy_to_host(torch.clone).token_ids() == {}

@@ -11,6 +11,8 @@ from support.cached_steps import plain
 from support.handoff_sides import GOOD, IDS, both
 from support.processes import run_ranks
 
+pytestmark = pytest.mark.slow  # the processes each import the libraries
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -79,3 +81,7 @@ def test_what_does_not_fit_into_the_slot_of_the_decode_side_is_refused(errors: l
 
 def test_after_every_error_the_next_request_arrives_whole(errors: list[list[str]]) -> None:
     assert errors[1][7] == "[11, 30, 12]"
+
+
+def test_a_request_that_wants_no_mask_needs_no_buffers_for_masks_on_the_decode_side(errors: list[list[str]]) -> None:
+    assert errors[1][8] == "no error"

@@ -23,6 +23,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "falcon_h1": {},
     "inkling_text": {},
     "deepseek_v32": {"index_topk": 64},
+    "qwen4_exp_text": {},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
     "deepseek_v4": {},
 }
@@ -40,6 +41,7 @@ LAYERS = {
     "falcon_h1": {"LinearAttentionAndFullAttentionLayer"},
     "inkling_text": {"LinearAttentionAndSlidingWindowAttentionLayer"},
     "deepseek_v32": {"DynamicIndexedLayer"},
+    "qwen4_exp_text": {"DynamicIndexedLayer", "LinearAttentionLayer"},
     "minimax_m3_vl_text": {"DynamicLayer", "MiniMaxM3VLSparseCacheLayer"},
     "deepseek_v4": {"DeepseekV4CSACache", "DeepseekV4HCACache"},
 }

@@ -81,6 +81,8 @@ def _failing_prefill() -> list[str]:
     ]
     for _ in range(5):
         send_request(buffers, 0, cache, destination=1)
+    buffers.set_buf(0, FIRST[1])
+    send_request(buffers, 0, cache, destination=1)
     return errors
 
 
@@ -101,6 +103,7 @@ def _failing_decode() -> list[str]:
     errors.append(_error(lambda: receive_request(short, 0, empty_cache("llama"), source=0)))
     receive_request(roomy, 0, empty_cache("llama"), source=0)
     errors.append(str(roomy.get_buf(0, wants_sampling_mask=True).sampling_mask))
+    errors.append(_error(lambda: receive_request(disabled, 0, empty_cache("llama"), source=0)))
     return errors
 
 
