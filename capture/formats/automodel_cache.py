@@ -1,0 +1,93 @@
+"""What Automodel's two caches share: shards of padded samples, numbered without a gap, and a manifest.
+
+T: padded length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..store.diskio import write_atomically
+from .errors import FormatError, LayoutError
+from .job import ExportJob
+
+SHARD_SIZE = 64
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+EMPTY_TEMPLATE = hashlib.sha256(b"").hexdigest()
+
+
+def cache_dtype(job: ExportJob) -> str:
+    """The stored dtype as the manifest calls it."""
+    if job.captured.dtype not in DTYPE_NAMES:
+        raise FormatError(
+            f"Automodel's caches hold {', '.join(DTYPE_NAMES.values())}; this capture holds {job.captured.dtype}."
+        )
+    return DTYPE_NAMES[job.captured.dtype]
+
+
+def padded_length(job: ExportJob) -> int:
+    """T: what was asked for, or the longest sample's length."""
+    return job.settings.seq_length or int(job.selection.lengths.max())
+
+
+def shard_path(folder: Path, shard: int) -> Path:
+    return folder / f"shard-{shard:06d}.safetensors"
+
+
+def data_names(job: ExportJob) -> str:
+    """The capture's input, as the manifests name it."""
+    return ",".join(str(source.get("name")) for source in job.captured.metadata.get("data") or [])
+
+
+def template_sha256(job: ExportJob) -> str:
+    """SHA-256 of the chat template's text."""
+    tokenisation = job.captured.metadata.get("tokenisation") or {}
+    return str(tokenisation.get("template_sha256") or EMPTY_TEMPLATE)
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    write_atomically(folder / "manifest.json", json.dumps(manifest, indent=2, sort_keys=True).encode() + b"\n")
+
+
+class CacheFiles:
+    """The shards of a cache, opened one at a time.
+
+    Raises:
+        LayoutError: no manifest, one of another version or not complete, or a shard that is missing.
+    """
+
+    def __init__(self, folder: Path, version: int) -> None:
+        self._folder = folder
+        path = folder / "manifest.json"
+        try:
+            self.manifest: dict[str, Any] = json.loads(path.read_bytes())
+            found = self.manifest["format_version"]
+            self._shard_size, self.samples = int(self.manifest["shard_size"]), int(self.manifest["num_samples"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LayoutError(f"{path} is no manifest of an Automodel cache: {error!r}") from error
+        if found != version:
+            raise LayoutError(f"{path}: expected format_version {version}, found {found}.")
+        if self.manifest.get("complete", True) is not True:
+            raise LayoutError(f"{path}: the cache is not complete; finish it by what makes it.")
+        missing = [s for s in range(-(-self.samples // self._shard_size)) if not shard_path(folder, s).is_file()]
+        if missing:
+            raise LayoutError(f"{folder}: {shard_path(folder, missing[0]).name} is missing; {len(missing)} shards are.")
+        self._opened: tuple[int, Any] | None = None
+
+    def sample(self, number: int, *keys: str) -> list[Tensor]:
+        """(T, ...) of each key."""
+        shard, place = divmod(number, self._shard_size)
+        if self._opened is None or self._opened[0] != shard:
+            self._opened = (shard, safe_open(shard_path(self._folder, shard), framework="pt"))
+        try:
+            return [self._opened[1].get_slice(key)[place] for key in keys]
+        except (SafetensorError, KeyError) as error:
+            raise LayoutError(f"{shard_path(self._folder, shard)}: expected {', '.join(keys)}: {error}") from error

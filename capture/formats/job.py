@@ -1,0 +1,125 @@
+"""One export: what is exported, and how its rows are read."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .captured import Captured, Who
+from .errors import FormatError, LayoutError
+from .final_state import FinalState, Norm
+from .head_folder import HeadFolder
+from .progress import Progress
+from .selection import Rule, Selection, select
+from .settings import ExportSettings
+from .vocabulary import DraftVocabulary, draft_vocabulary
+
+DTYPE_WORDS = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+
+
+class ExportJob:
+    """The samples of one export by number, 0..N-1.
+
+    The selection is made at its first use, so that a request that cannot be met is refused before anything is read.
+    """
+
+    def __init__(
+        self, captured: Captured, head: HeadFolder, settings: ExportSettings, rule: Rule, progress: Progress
+    ) -> None:
+        self.captured, self.head, self.settings = captured, head, settings
+        self._rule, self._progress = rule, progress
+
+    @property
+    def dest(self) -> Path:
+        return self.settings.dest
+
+    @cached_property
+    def selection(self) -> Selection:
+        """Which samples are exported; raises RunError where none is left."""
+        return select(self.captured, self._rule, self._progress)
+
+    def __len__(self) -> int:
+        return len(self.selection)
+
+    def note(self, text: str) -> None:
+        self._progress.note(text)
+
+    def length(self, number: int) -> int:
+        """Rows of the sample, after cutting."""
+        return int(self.selection.lengths[number])
+
+    def who(self, number: int) -> Who:
+        return self.captured.who(self._index(number))
+
+    def input_ids(self, number: int) -> Tensor:
+        """(S,) int32"""
+        return self.captured.input_ids(self._index(number))[: self.length(number)]
+
+    def loss_mask(self, number: int) -> Tensor:
+        """(S,) uint8"""
+        return self.captured.loss_mask(self._index(number))[: self.length(number)]
+
+    def aux(self, number: int, dtype: torch.dtype) -> Tensor:
+        """(S, K, H)"""
+        rows = self.captured.aux_hidden_states(self._index(number), self.length(number))
+        return self._as(rows, dtype, number, "aux_hidden_states")
+
+    def flat_aux(self, number: int, dtype: torch.dtype) -> Tensor:
+        """(S, K * H): the layers side by side in slot order."""
+        return self.aux(number, dtype).flatten(1)
+
+    def final_state(self, wanted: Norm, trainer: str) -> FinalState:
+        """The last hidden states; raises FormatError where they cannot be had."""
+        state = FinalState(self.captured, self.head, wanted, trainer)
+        if state.derived:
+            self.note("post-norm is made from pre-norm by the model's own norm module")
+        return state
+
+    def final(self, state: FinalState, number: int, dtype: torch.dtype) -> Tensor:
+        """(S, H)"""
+        return self._as(state.rows(self._index(number), self.length(number)), dtype, number, "the last hidden states")
+
+    def note_dtype(self, dtype: torch.dtype, trainer: str) -> None:
+        """Tell where rows lose bits."""
+        if dtype != self.captured.dtype:
+            self.note(
+                f"rows are stored as {_word(self.captured.dtype)} and {trainer} holds {_word(dtype)}: they are rounded"
+            )
+
+    def vocabulary(self, V: int) -> DraftVocabulary:
+        """The draft vocabulary that was asked for, of V target tokens."""
+        return draft_vocabulary(self.selection.token_counts, V, self.settings.draft_vocab_size)
+
+    def vocab_size(self, needed_for: str) -> int:
+        """V, from the settings or the head; FormatError where neither says it."""
+        V = self.settings.target_vocab_size or self.head.vocab_size
+        if V is None:
+            raise FormatError(
+                f"{needed_for} needs the size of the target's vocabulary: give --target-vocab-size, or a head (--head DIR)."
+            )
+        return V
+
+    def target_model(self) -> str | None:
+        """How the trainer shall name the model."""
+        named = self.captured.metadata.get("model", {}).get("id")
+        return self.settings.target_model or named
+
+    def _index(self, number: int) -> int:
+        return int(self.selection.indices[number])
+
+    def _as(self, rows: Tensor, dtype: torch.dtype, number: int, what: str) -> Tensor:
+        converted = rows.to(dtype)
+        if dtype != rows.dtype and not bool(torch.isfinite(converted).all()):
+            bad = (~torch.isfinite(converted)).flatten(1).any(1).nonzero()[:, 0]
+            raise LayoutError(
+                f"sample {self.who(number).sample_id!r}, {what}: {len(bad)} row(s), the first at token {int(bad[0])}, are not "
+                f"finite as {_word(dtype)}, which this layout holds."
+            )
+        return converted
+
+
+def _word(dtype: torch.dtype) -> str:
+    return DTYPE_WORDS.get(dtype, str(dtype).removeprefix("torch."))
