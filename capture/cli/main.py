@@ -14,6 +14,7 @@ from .export import export
 from .import_ import import_
 from .inspect import inspect
 from .layers import layers
+from .verify import verify
 
 INTERRUPTED = 130
 
@@ -24,7 +25,7 @@ def hiddentap() -> None:
     """Take a causal language model's hidden states at explicit layers and write them as safetensors."""
 
 
-for command in (capture, audit, layers, inspect, export, import_):
+for command in (capture, audit, layers, inspect, export, import_, verify):
     hiddentap.add_command(command)
 
 
