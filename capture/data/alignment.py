@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .conversation import Conversation, Message, reasoning_of
-from .markers import Markers
+from .conversation import Message, reasoning_of
+from .rendering import Rendering
 from .template import Span
 
 
@@ -16,10 +16,20 @@ class Alignment:
     next_start: dict[int, int]
 
 
-def align(conversation: Conversation, rendered: str, marked: str, markers: Markers) -> Alignment | None:
-    """Where all texts stand, if `rendered` is `marked` with the texts put back in place of their markers, character by
-    character, and each content of an assistant is there once, right after its reasoning. Else None.
+def align(rendering: Rendering) -> Alignment | None:
+    """Where all texts stand, if putting the texts back into the marked rendering gives the full one.
+
+    None where that differs in a single character, or where the content of an assistant is not there exactly once, right
+    after its reasoning.
     """
+    conversation, rendered, marked, markers = (
+        rendering.conversation,
+        rendering.text,
+        rendering.marked,
+        rendering.markers,
+    )
+    if marked is None:
+        return None
     texts = _numbered_texts(conversation.messages)
     spans: dict[int, Span] = {}
     at = read = 0

@@ -40,6 +40,10 @@ class Conversation:
         """The places of the assistant's messages."""
         return [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
 
+    def with_message(self, place: int, message: Message) -> list[Message]:
+        """The messages with one of them replaced."""
+        return [*self.messages[:place], message, *self.messages[place + 1 :]]
+
 
 def reasoning_of(message: Message) -> str:
     """The reasoning text of a message, or an empty string."""

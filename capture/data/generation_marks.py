@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from .conversation import Conversation, Message
-from .markers import Markers
+from .conversation import Message
+from .rendering import Rendering
 from .row_error import RowError
 from .template import ChatTemplate, Span
 
@@ -17,20 +17,23 @@ def has_marks(source: str) -> bool:
     return _OPENING.search(source) is not None
 
 
-def marked_spans(template: ChatTemplate, conversation: Conversation, rendered: str, markers: Markers) -> Sequence[Span]:
+def marked_spans(template: ChatTemplate, rendering: Rendering) -> Sequence[Span]:
     """Characters of the full rendering inside the template's marks, checked against what the marked blocks print.
 
     transformers counts the characters printed before a block, which misses those of a Jinja macro or `set` block around
     it: the spans then lie over other text. Printing a word at both ends of each block shows what it really holds.
     Raises RowError where the two differ or a block holds text of another role.
     """
+    conversation, markers = rendering.conversation, rendering.markers
     text, spans = template.render_with_marks(conversation.messages, conversation.tools)
-    blocks = _blocks(template, conversation, conversation.messages, markers)
+    blocks = _blocks(template, rendering, conversation.messages)
     # White space at a block's ends can be trimmed by the tag itself and not by a word in its place.
-    if text != rendered or [text[start:end].strip() for start, end in spans] != [block.strip() for block in blocks]:
+    if text != rendering.text or [text[start:end].strip() for start, end in spans] != [
+        block.strip() for block in blocks
+    ]:
         raise _misplaced("they lie over other text; marks inside a Jinja macro or set block do")
     probe = markers.in_place_of_all(conversation.messages)
-    for block in _blocks(template, conversation, probe, markers):
+    for block in _blocks(template, rendering, probe):
         for number, _ in markers.found(block):
             role = conversation.messages[number // 2]["role"]
             if role != "assistant":
@@ -38,14 +41,13 @@ def marked_spans(template: ChatTemplate, conversation: Conversation, rendered: s
     return spans
 
 
-def _blocks(
-    template: ChatTemplate, conversation: Conversation, messages: Sequence[Message], markers: Markers
-) -> list[str]:
+def _blocks(template: ChatTemplate, rendering: Rendering, messages: Sequence[Message]) -> list[str]:
     """What each marked block prints, empty ones left out."""
-    source = template.source(conversation.tools)
+    tools, markers = rendering.conversation.tools, rendering.markers
+    source = template.source(tools)
     source = _OPENING.sub(lambda tag: f"{tag[0]}{{{{ '{markers.opening}' }}}}", source)
     source = _CLOSING.sub(lambda tag: f"{{{{ '{markers.closing}' }}}}{tag[0]}", source)
-    text = template.render(messages, conversation.tools, source=source)
+    text = template.render(messages, tools, source=source)
     blocks = re.findall(f"{markers.opening}(.*?){markers.closing}", text, re.DOTALL)
     return [block for block in blocks if block]
 

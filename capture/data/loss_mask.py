@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...models.errors import UsageError
-from .conversation import Conversation
 from .generation_marks import has_marks, marked_spans
-from .markers import Markers
+from .rendering import Rendering
 from .substitution import TurnFinder
 from .template import ChatTemplate, Span, Tools
 from .token_mask import mask_of_spans
+from .tool_calls import calls_outside_turns
 
 GENERATION_MARKS, SUBSTITUTION, ALL, ROW = "generation_marks", "substitution", "all", "row"
 
@@ -40,22 +40,13 @@ class LossMasks:
             return ALL
         return GENERATION_MARKS if has_marks(self._template.source(tools)) else SUBSTITUTION
 
-    def mask(
-        self,
-        conversation: Conversation,
-        rendered: str,
-        marked: str | None,
-        markers: Markers,
-        tokens: int,
-        offsets: npt.NDArray[np.int64] | None,
-    ) -> Masked:
-        """The mask over the S `tokens` of a conversation whose full rendering is `rendered`.
+    def mask(self, rendering: Rendering, tokens: int, offsets: npt.NDArray[np.int64] | None) -> Masked:
+        """The mask over the S `tokens` of a conversation.
 
-        `marked`: the rendering with every text replaced by its marker, None where the template refused that.
         `offsets`: (S, 2) int64, characters of each token; None where the tokenizer cannot tell.
         Raises RowError where the rule cannot tell the turns, UsageError where it needs offsets and there are none.
         """
-        rule = self.rule(conversation.tools)
+        rule = self.rule(rendering.conversation.tools)
         if rule == ALL:
             return Masked(np.ones(tokens, np.uint8), rule, frozenset())
         if offsets is None:
@@ -63,16 +54,16 @@ class LossMasks:
                 "expected a tokenizer that tells the characters of each token (a fast one); this one does not, so "
                 "assistant turns cannot be marked; use its fast version, or supervise everything (--loss-on all)"
             )
-        spans, warnings = self._spans(rule, conversation, rendered, marked, markers)
-        tokens_of_spans = mask_of_spans(rendered, offsets, spans)
-        if tokens_of_spans.straddled:
+        spans, warnings = self._spans(rule, rendering)
+        token_mask = mask_of_spans(rendering.text, offsets, spans)
+        if token_mask.straddled:
             warnings |= {"token_straddles_span"}
-        return Masked(tokens_of_spans.loss_mask, rule, warnings)
+        return Masked(token_mask.loss_mask, rule, warnings)
 
-    def _spans(
-        self, rule: str, conversation: Conversation, rendered: str, marked: str | None, markers: Markers
-    ) -> tuple[Sequence[Span], frozenset[str]]:
+    def _spans(self, rule: str, rendering: Rendering) -> tuple[Sequence[Span], frozenset[str]]:
         if rule == GENERATION_MARKS:
-            return marked_spans(self._template, conversation, rendered, markers), frozenset()
-        turns = self._finder.turns(conversation, rendered, marked, markers)
-        return turns.spans, frozenset({"content_changed"} if turns.changed else ())
+            return marked_spans(self._template, rendering), frozenset()
+        turns = self._finder.turns(rendering)
+        outside = calls_outside_turns(self._template, rendering, turns)
+        found = (("content_changed", turns.changed), ("tool_calls_not_supervised", outside))
+        return turns.spans, frozenset(code for code, holds in found if holds)

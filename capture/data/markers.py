@@ -35,6 +35,11 @@ class Markers:
         """A word for the end of a marked block."""
         return f"{self.stem}CLOSE"
 
+    @property
+    def call(self) -> str:
+        """A word for the name of a called function."""
+        return f"{self.stem}CALL"
+
     def _marker(self, number: int) -> str:
         letters = ""
         for _ in range(_DIGITS):

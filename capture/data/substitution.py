@@ -4,19 +4,20 @@ import re
 from dataclasses import dataclass
 
 from .alignment import Alignment, align
-from .conversation import Conversation, Message, reasoning_of, with_texts
-from .markers import Markers
+from .conversation import Message, reasoning_of, with_texts
+from .rendering import Rendering
 from .row_error import RowError
 from .shared_text import shared_after, shared_before, whole_text
 from .template import ChatTemplate, Span
 from .turn_end import TurnEnds
 
+_TAG = r"(<[^<>\s]{1,64}>|\[[^\[\]\s]{1,64}\])"
 _REMEDY = "use a template with {% generation %} marks, or supervise everything (--loss-on all)"
 
 
 @dataclass(frozen=True)
 class Turns:
-    """`spans`: characters of the full rendering that the assistant wrote, in order.
+    """`spans`: characters of the full rendering that the assistant wrote, one span per assistant turn in order.
     `changed`: whether the template changed or dropped part of a content."""
 
     spans: tuple[Span, ...]
@@ -30,97 +31,82 @@ class TurnFinder:
         self._template = template
         self._ends = TurnEnds(template)
 
-    def turns(self, conversation: Conversation, rendered: str, marked: str | None, markers: Markers) -> Turns:
-        """The turns of a conversation. `marked` is its rendering with every text replaced, None where that failed.
+    def turns(self, rendering: Rendering) -> Turns:
+        """The turns of a conversation.
 
         Where the full rendering is the marked one with the texts put back, character by character, one rendering has
         shown all turns. Else each turn is looked for alone. Raises RowError where a turn cannot be told.
         """
-        spans = align(conversation, rendered, marked, markers) if marked is not None else None
-        if spans is None:
-            return self._one_by_one(conversation, rendered, markers)
-        return Turns(
-            tuple(
-                self._aligned_turn(conversation, rendered, spans, place, markers)
-                for place in conversation.assistant_turns
-            ),
-            changed=False,
-        )
-
-    def _aligned_turn(
-        self, conversation: Conversation, rendered: str, aligned: Alignment, place: int, markers: Markers
-    ) -> Span:
-        content, reasoning = aligned.spans[2 * place], aligned.spans.get(2 * place + 1)
-        gap = rendered[content[1] : aligned.next_start[2 * place]]
-        end = content[1] + self._ends.length_in_gap(conversation, place, gap, markers)
-        return self._start(conversation, rendered, content, reasoning), end
-
-    def _one_by_one(self, conversation: Conversation, rendered: str, markers: Markers) -> Turns:
-        found = [self._turn(conversation, rendered, place, markers) for place in conversation.assistant_turns]
+        places = rendering.conversation.assistant_turns
+        aligned = align(rendering)
+        if aligned is not None:
+            return Turns(tuple(self._aligned_turn(rendering, aligned, place) for place in places), changed=False)
+        found = [self._turn(rendering, place) for place in places]
         return Turns(tuple(span for span, _ in found), any(changed for _, changed in found))
 
-    def _turn(self, conversation: Conversation, rendered: str, place: int, markers: Markers) -> tuple[Span, bool]:
-        message = conversation.messages[place]
-        content = self._located(
-            conversation, rendered, place, with_texts(message, content=markers.content(place)), markers.content(place)
-        )
+    def _aligned_turn(self, rendering: Rendering, aligned: Alignment, place: int) -> Span:
+        content, reasoning = aligned.spans[2 * place], aligned.spans.get(2 * place + 1)
+        gap = rendering.text[content[1] : aligned.next_start[2 * place]]
+        end = content[1] + self._ends.length_in_gap(rendering, place, gap)
+        return self._start(rendering, place, content, reasoning), end
+
+    def _turn(self, rendering: Rendering, place: int) -> tuple[Span, bool]:
+        """The span of one turn, and whether a text of it is not rendered as it stands."""
+        message, markers = rendering.conversation.messages[place], rendering.markers
+        replaced = with_texts(message, content=markers.content(place))
+        content = self._located(rendering, place, replaced, markers.content(place))
         if content is None:
             raise _not_once(place, 0)
+        content, changed = whole_text(rendering.text, content, message.get("content"))
         reasoning = None
         if reasoning_of(message):
-            reasoning = self._located(
-                conversation,
-                rendered,
-                place,
-                with_texts(message, reasoning=markers.reasoning(place)),
-                markers.reasoning(place),
-            )
-        content, changed = whole_text(rendered, content, message.get("content"))
+            replaced = with_texts(message, reasoning=markers.reasoning(place))
+            reasoning = self._located(rendering, place, replaced, markers.reasoning(place))
         if reasoning is not None:
-            reasoning, reasoning_changed = whole_text(rendered, reasoning, reasoning_of(message))
+            reasoning, reasoning_changed = whole_text(rendering.text, reasoning, reasoning_of(message))
             changed = changed or reasoning_changed
-        end = content[1] + self._ends.length(conversation, place, rendered[content[1] :], markers)
-        return (self._start(conversation, rendered, content, reasoning), end), changed
+        end = content[1] + self._ends.length(rendering, place, rendering.text[content[1] :])
+        return (self._start(rendering, place, content, reasoning), end), changed
 
-    def _located(
-        self, conversation: Conversation, rendered: str, place: int, replaced: Message, marker: str
-    ) -> Span | None:
+    def _located(self, rendering: Rendering, place: int, replaced: Message, marker: str) -> Span | None:
         """The characters of the rendering that a marker takes the place of, None where it is not rendered at all."""
-        messages = [*conversation.messages[:place], replaced, *conversation.messages[place + 1 :]]
-        marked = self._template.render(messages, conversation.tools)
+        text, conversation = rendering.text, rendering.conversation
+        marked = self._template.render(conversation.with_message(place, replaced), conversation.tools)
         count = marked.count(marker)
         if count == 0:
             return None
         if count > 1:
             raise _not_once(place, count)
         at = marked.index(marker)
-        before = min(at, shared_before(rendered, marked))
-        after = min(len(marked) - at - len(marker), shared_after(rendered, marked))
-        rest = marked[before:at] + marked[at + len(marker) : len(marked) - after]
-        if not self._only_tags(rest):
+        before = min(at, shared_before(text, marked))
+        after = min(len(marked) - at - len(marker), shared_after(text, marked))
+        self._require_only_tags(place, marked[before:at] + marked[at + len(marker) : len(marked) - after])
+        return before, max(before, len(text) - after)
+
+    def _require_only_tags(self, place: int, rest: str) -> None:
+        """Beside the marker itself only an (emptied) think block may have changed."""
+        for token in self._template.added_tokens:
+            rest = rest.replace(token, "")
+        if re.fullmatch(rf"(\s|{_TAG})*", rest) is None:
             raise RowError(
                 "turn_not_found",
                 f"expected message {place} to change the rendering in its own place only; "
                 f"found a change in {rest[:60]!r} too; {_REMEDY}",
             )
-        return before, max(before, len(rendered) - after)
 
-    def _only_tags(self, text: str) -> bool:
-        for token in self._template.added_tokens:
-            text = text.replace(token, "")
-        return re.fullmatch(r"(\s|<[^<>\s]{1,64}>|\[[^\[\]\s]{1,64}\])*", text) is not None
-
-    def _start(self, conversation: Conversation, rendered: str, content: Span, reasoning: Span | None) -> int:
-        """Where the model starts to write: never inside what the generation prompt renders."""
+    def _start(self, rendering: Rendering, place: int, content: Span, reasoning: Span | None) -> int:
+        """Where the model starts to write: never inside what the generation prompt renders, and at the tag that opens
+        the row's own thinking."""
         start = content[0] if reasoning is None else min(content[0], reasoning[0])
-        prompt = self._template.generation_prompt(conversation.tools)
+        text, prompt = rendering.text, self._template.generation_prompt(rendering.conversation.tools)
         if not prompt:
             return start
-        if reasoning is not None:
-            opened = rendered.rfind(prompt, 0, start)
-            if opened >= 0 and re.fullmatch(r"\s*\S{1,64}\s*", rendered[opened + len(prompt) : start]):
-                return opened + len(prompt)
-        across = rendered.find(prompt, max(0, start - len(prompt) + 1), start - 1 + len(prompt))
+        opened = text.rfind(prompt, 0, start)
+        tag = text[opened + len(prompt) : start].strip() if opened >= 0 else ""
+        if 0 < len(tag) <= 64 and len(tag.split()) == 1 and not tag.startswith(("</", "[/")):
+            of_the_row = reasoning is not None or tag in rendering.conversation.messages[place].get("content", "")
+            return opened + len(prompt) if of_the_row else start
+        across = text.find(prompt, max(0, start - len(prompt) + 1), start - 1 + len(prompt))
         return start if across < 0 else across + len(prompt)
 
 

@@ -7,10 +7,10 @@ from .conversation import Conversation
 from .dropped import dropped_parts
 from .items import Item, Reject, Sample
 from .loss_mask import ALL, ROW, LossMasks, Masked
-from .markers import Markers, markers_for
 from .offsets import keep_white_space_in_offsets, offsets_of
 from .options import TokeniseOptions
 from .raw_row import RawRow
+from .rendering import render_conversation
 from .row_error import RowError
 from .row_json import parse_object
 from .schema import Text, TokenIds, read_body, read_id, require_encodable
@@ -22,6 +22,7 @@ _REJECTED_IF_STRICT = (
     "message_dropped",
     "reasoning_dropped",
     "tool_calls_dropped",
+    "tool_calls_not_supervised",
     "tools_dropped",
 )
 _Tokens = tuple[npt.NDArray[np.int64], Masked]
@@ -77,25 +78,13 @@ class Tokeniser:
         return ids, Masked(np.ones(len(ids), np.uint8), ALL, warnings)
 
     def _conversation(self, conversation: Conversation) -> _Tokens:
-        messages, tools = conversation.messages, conversation.tools
-        rendered = self.template.render(messages, tools)
-        require_encodable(rendered, "conversation")
-        markers = markers_for(messages, rendered)
-        marked = self._marked(conversation, markers)
-        encoding = self.template.encode(messages, tools)
+        rendering = render_conversation(self.template, conversation)
+        require_encodable(rendering.text, "conversation")
+        encoding = self.template.encode(conversation.messages, conversation.tools)
         ids = np.asarray(encoding["input_ids"], np.int64)
-        masked = self._masks.mask(
-            conversation, rendered, marked, markers, len(ids), offsets_of(self.tokenizer, encoding, rendered)
-        )
-        dropped = dropped_parts(self.template, conversation, rendered, marked, markers)
+        masked = self._masks.mask(rendering, len(ids), offsets_of(self.tokenizer, encoding, rendering.text))
+        dropped = dropped_parts(self.template, rendering)
         return ids, Masked(masked.loss_mask, masked.rule, masked.warnings | dropped)
-
-    def _marked(self, conversation: Conversation, markers: Markers) -> str | None:
-        try:
-            return self.template.render(markers.in_place_of_all(conversation.messages), conversation.tools)
-        except RowError:
-            # Some templates look into the texts; then each turn is looked for alone.
-            return None
 
     def _require_strict(self, masked: Masked) -> None:
         found = [code for code in _REJECTED_IF_STRICT if code in masked.warnings]

@@ -3,8 +3,8 @@
 import re
 
 from .atoms import atoms, common_atoms
-from .conversation import TOOL_CALL_FIELDS, Conversation, Message, with_texts
-from .markers import Markers
+from .conversation import TOOL_CALL_FIELDS, Message, with_texts
+from .rendering import Rendering
 from .row_error import RowError
 from .template import ChatTemplate
 
@@ -19,33 +19,34 @@ class TurnEnds:
         self._template = template
         self._of_gap: dict[tuple[bool, str], int] = {}
 
-    def length_in_gap(self, conversation: Conversation, place: int, gap: str, markers: Markers) -> int:
+    def length_in_gap(self, rendering: Rendering, place: int, gap: str) -> int:
         """As `length`, where `gap` is all that the template writes up to the next text of the row.
 
         The same gap ends the same way, so it is looked up after the first time: a rendering per turn would make the
         cost of a conversation quadratic in its turns.
         """
-        key = (place == len(conversation.messages) - 1, gap)
+        key = (place == len(rendering.conversation.messages) - 1, gap)
         if key not in self._of_gap:
             if len(self._of_gap) >= _KEPT_GAPS:
                 self._of_gap.clear()
-            self._of_gap[key] = self.length(conversation, place, gap, markers)
+            self._of_gap[key] = self.length(rendering, place, gap)
         return self._of_gap[key]
 
-    def length(self, conversation: Conversation, place: int, tail: str, markers: Markers) -> int:
+    def length(self, rendering: Rendering, place: int, tail: str) -> int:
         """Characters of `tail`, the rendering after the content of message `place`, that belong to its turn.
 
         A turn inside the conversation shares them with the same turn as the last one; the last turn shares them with
         itself before another message. What follows them (the next header, an EOS of the whole text) is not shared.
         """
-        final = place == len(conversation.messages) - 1
-        reference = self._tail_elsewhere(conversation, place, final, markers)
+        final = place == len(rendering.conversation.messages) - 1
+        reference = self._tail_elsewhere(rendering, place, final)
         shared = self._shared(tail, reference) if reference is not None else 0
         if shared:
             return shared
-        return self._last_run(conversation.messages[place], tail) if final else self._mark_before_header(tail)
+        return self._last_run(rendering.conversation.messages[place], tail) if final else self._mark_before_header(tail)
 
-    def _tail_elsewhere(self, conversation: Conversation, place: int, final: bool, markers: Markers) -> str | None:
+    def _tail_elsewhere(self, rendering: Rendering, place: int, final: bool) -> str | None:
+        conversation, markers = rendering.conversation, rendering.markers
         turn = with_texts(conversation.messages[place], content=markers.content(place))
         following: list[Message] = [{"role": "user", "content": markers.content(place + 1)}] if final else []
         try:

@@ -8,7 +8,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any, Self
@@ -52,9 +52,7 @@ class _Worker:
             raise self._death() from error
 
     def receive(self) -> list[Item]:
-        # The process is waited for too: a killed worker says nothing on its pipe.
-        if self.connection not in wait([self.connection, self.process.sentinel]):
-            raise self._death()
+        # A worker that dies closes its pipe, whatever ended it.
         try:
             answer = self.connection.recv()
         except (EOFError, OSError) as error:
@@ -105,7 +103,7 @@ class _Workers:
         try:
             process.start()
         finally:
-            # Held open here, it would hide the worker's death from a send.
+            # Held open here, it would hide the worker's death.
             theirs.close()
         return _Worker(process, ours)
 

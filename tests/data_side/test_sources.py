@@ -143,3 +143,10 @@ def test_a_json_document_that_is_not_utf8_is_an_error_of_the_run(tmp_path: Path)
     path.write_bytes(b'[{"a": "\xff"}]')
     with pytest.raises(SourceError, match="UTF-8"):
         payloads(path)
+
+
+def test_a_bad_item_of_a_json_document_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    items = ['{"text": "a"}', '{"text": "b", "n": ' + "9" * 5000 + "}", '{"text": "c", "text": "d"}', '{"text": NaN}']
+    path.write_text(f"[{', '.join(items)}]")
+    assert [payload.decode() for _, payload in payloads(path)] == items

@@ -57,9 +57,10 @@ def test_an_end_mark_glued_to_the_next_header_is_supervised_alone(tmp_path: Path
     assert supervised(tmp_path, template, row) == ["one<|im_end|>", "two<|im_end|>"]
 
 
-def test_a_header_that_follows_an_answer_without_end_mark_is_not_supervised(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ask", ["", " asks: "])
+def test_a_header_that_follows_an_answer_without_end_mark_is_not_supervised(tmp_path: Path, ask: str) -> None:
     template = (
-        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
+        f"{{% for m in messages %}}{{{{ '<|' + m.role + '|>{ask}' + m.content }}}}{{% endfor %}}"
         "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
     )
     tokenizer = byte_tokenizer(tmp_path / "t", template, special=("<|user|>", "<|assistant|>"))
@@ -238,10 +239,18 @@ def test_an_answer_that_is_not_rendered_rejects_the_row(tmp_path: Path) -> None:
     assert "found it 0 times" in reject.reason
 
 
-def test_an_answer_that_changes_other_text_rejects_the_row(tmp_path: Path) -> None:
-    template = "{{ messages[1].content | length }} words\n" + CHATML
-    reject = reject_of(tmp_path, byte_tokenizer(tmp_path / "t", template), {"messages": turns("a", "one")})
-    assert reject.code == "turn_not_found"
+@pytest.mark.parametrize(XX)
+def test_an_answer_that_changes_other_text_rejects_the_row(tmp_path: Path, ends: tuple[str, str]) -> None:
+    tokenizer = byte_tokenizer(tmp_path / "t", ends[0] + CHATML + ends[1])
+    assert reject_of(tmp_path, tokenizer, {"messages": turns("a", "one")}).code == "turn_not_found"
+
+
+def test_an_answer_that_the_template_leaves_out_is_not_looked_for_in_the_header(tmp_path: Path) -> None:
+    template = CHATML.replace("message.content", "(message.content if 'assist' not in message.content else '')")
+    tokenizer = byte_tokenizer(tmp_path / "t", template)
+    sample = sample_of(tmp_path, tokenizer, {"messages": turns("a", "assistant\n")})
+    assert supervised_texts(tokenizer, sample) == ["<|im_end|>"]
+    assert sample.warnings == ("content_changed",)
 
 
 def test_a_template_that_hides_the_marker_rejects_the_row(tmp_path: Path) -> None:
@@ -275,3 +284,71 @@ def test_a_long_conversation_is_rendered_a_few_times_and_not_once_per_turn(
 
     assert supervised_texts(tokenizer, sample) == [f"text {place}<|im_end|>" for place in range(1, 400, 2)]
     assert len(renderings) <= 8
+
+
+def test_the_same_text_said_by_the_user_is_not_taken_for_the_answer(tmp_path: Path) -> None:
+    text = "<think>\nso\n</think>\n\ntwo"
+    tokenizer = byte_tokenizer(tmp_path / "tokenizer", REWRITING)
+    sample = sample_of(tmp_path, tokenizer, {"messages": turns(text, text)})
+    asked = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    assert supervised_texts(tokenizer, sample) == [text + "<|im_end|>"]
+    assert not sample.loss_mask[: len(tokens_of(tokenizer, asked))].any()
+
+
+def test_a_marker_said_by_the_user_is_told_apart_where_turns_are_looked_for_alone(tmp_path: Path) -> None:
+    row = {"messages": turns("Hiddentapmarkaaac", "<think>hm</think>one", "Hiddentapmarkaaag", "<think>so</think>two")}
+    assert supervised(tmp_path, REWRITING, row) == ["one<|im_end|>", "<think>\nso\n</think>\n\ntwo<|im_end|>"]
+
+
+def test_a_think_block_written_anew_by_the_template_is_supervised_as_rendered(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer(tmp_path / "tokenizer", REWRITING)
+    sample = sample_of(tmp_path, tokenizer, {"messages": turns("a", "<think>so</think>two")})
+    assert supervised_texts(tokenizer, sample) == ["<think>\nso\n</think>\n\ntwo<|im_end|>"]
+    assert sample.warnings == ("content_changed",)
+
+
+def test_an_inserted_empty_think_block_before_a_think_block_of_the_row_is_not_supervised(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+        "{% if m.role == 'assistant' %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{{ m.content + '<|im_end|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
+    )
+    row = {"messages": turns("a", "<think>so</think>two")}
+    assert supervised(tmp_path, template, row) == ["<think>so</think>two<|im_end|>"]
+
+
+CALL = {"type": "function", "function": {"name": "look", "arguments": {}}}
+
+
+def test_tool_calls_at_the_end_are_supervised_where_the_template_refuses_a_user_after_them(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' and loop.previtem is defined and loop.previtem.tool_calls %}"
+        "{{ raise_exception('answer the call first') }}{% endif %}{{ '<|im_start|>' + m.role + ' ' + m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ ' call ' + call.function.name }}{% endfor %}{{ '<|im_end|>\\n' }}"
+        "{% endfor %}"
+    )
+    row = {"messages": [*turns("a"), {"role": "assistant", "content": "wait", "tool_calls": [CALL]}]}
+    assert supervised(tmp_path, template, row) == ["wait call look<|im_end|>"]
+
+
+def test_tool_calls_written_ahead_of_the_header_are_counted_as_not_supervised(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ '<call>' + call.function.name + '</call>' }}"
+        "{% endfor %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' }}{% endfor %}"
+    )
+    tokenizer = byte_tokenizer(tmp_path / "t", template)
+    row = {"messages": [*turns("a"), {"role": "assistant", "content": "wait", "tool_calls": [CALL]}]}
+
+    sample = sample_of(tmp_path, tokenizer, row)
+
+    assert supervised_texts(tokenizer, sample) == ["wait<|im_end|>"]
+    assert sample.warnings == ("tool_calls_not_supervised",)
+    assert reject_of(tmp_path, tokenizer, row, strict=True).code == "tool_calls_not_supervised"
+
+
+def test_an_answer_left_out_beside_its_tool_call_rejects_the_row(tmp_path: Path) -> None:
+    template = CHATML.replace(
+        "message.content", "(message.tool_calls[0].function.name if message.tool_calls else message.content)"
+    )
+    row = {"messages": [*turns("a"), {"role": "assistant", "content": "wait", "tool_calls": [CALL]}]}
+    assert reject_of(tmp_path, byte_tokenizer(tmp_path / "t", template), row).code == "marker_not_unique"
