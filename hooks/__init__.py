@@ -1,6 +1,7 @@
 """How values leave a model: taps on its layers, the residual stream read from a layer, early stop."""
 
 from .collector import Collector, drop_inert_hooks
+from .compiled import compiled_layers
 from .errors import TapError
 from .positions import PositionsError, RealPositions, lone_pad_id, real_positions
 from .slots import ClonedStates, GatheredRows
@@ -22,6 +23,7 @@ __all__ = [
     "Taps",
     "Truth",
     "Watch",
+    "compiled_layers",
     "drop_inert_hooks",
     "lone_pad_id",
     "probe",

@@ -58,6 +58,13 @@ if TYPE_CHECKING:
 )
 @click.option("--exact", is_flag=True, help="One sample a forward: rows equal those of a plain forward bit for bit.")
 @click.option(
+    "--compile",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    show_default=True,
+    help="Compile decoder layers; auto: where that saves more time than it costs.",
+)
+@click.option(
     "--shard-rows", type=click.IntRange(1), default=262_144, show_default=True, help="Most rows of one shard."
 )
 @click.option(
@@ -115,6 +122,7 @@ def _settings(given: dict[str, Any]) -> Any:
         store_dtype=given["store_dtype"],
         batch_tokens=given["batch_tokens"],
         exact=given["exact"],
+        compile=given["compile"],
         shard_rows=given["shard_rows"],
         on_bad_values=given["on_bad_values"],
     )  # fmt: skip

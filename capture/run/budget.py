@@ -16,11 +16,15 @@ TRIES = 3
 
 
 class TokenBudget:
-    """The budget of the next batch; learns from how long each one took."""
+    """The budget of the next batch; learns from how long each one took.
+
+    It is settled once every size was tried often enough; with one size that still takes a few batches, to know its speed.
+    """
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
         self._seconds_per_token: dict[int, list[float]] = {size: [] for size in sizes}
-        self._chosen = sizes[0] if len(sizes) == 1 else None
+        self._settled_on: int | None = None
 
     @classmethod
     def fixed(cls, size: int) -> TokenBudget:
@@ -30,15 +34,36 @@ class TokenBudget:
     def probing(cls, device: torch.device) -> TokenBudget:
         return cls(CPU_SIZES if device.type == "cpu" else ACCELERATOR_SIZES)
 
+    @classmethod
+    def known(cls, size: int, seconds_per_token: float) -> TokenBudget:
+        """One that was settled in an earlier run."""
+        budget = cls((size,))
+        budget._seconds_per_token[size] = [seconds_per_token]
+        budget._settled_on = size
+        return budget
+
+    def again(self) -> TokenBudget:
+        """A budget over the same sizes that has seen nothing."""
+        return TokenBudget(self.sizes)
+
+    @property
+    def settled(self) -> bool:
+        return self._settled_on is not None
+
     @property
     def chosen(self) -> int | None:
-        """The size that was settled on, None while sizes are still tried out."""
-        return self._chosen
+        """The size that every batch gets from now on, None while sizes are still tried out."""
+        return self._settled_on if len(self.sizes) > 1 else self.sizes[0]
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """The median of the size that was settled on."""
+        return None if self._settled_on is None else statistics.median(self._seconds_per_token[self._settled_on])
 
     def next(self) -> int:
         """Positions of the next batch: each size in turn until all were seen often enough."""
-        if self._chosen is not None:
-            return self._chosen
+        if self._settled_on is not None:
+            return self._settled_on
         return min(self._seconds_per_token, key=lambda size: len(self._seconds_per_token[size]))
 
     def observe(self, size: int, tokens: int, positions: int, seconds: float) -> None:
@@ -46,15 +71,16 @@ class TokenBudget:
 
         A batch that could not use half of its budget (few samples were left) says nothing about that size.
         """
-        if self._chosen is not None or positions < size // 2:
+        if self.settled or size not in self._seconds_per_token or positions < size // 2:
             return
         self._seconds_per_token[size].append(seconds / tokens)
         if all(len(seen) >= TRIES for seen in self._seconds_per_token.values()):
-            self._chosen = min(self._seconds_per_token, key=lambda s: statistics.median(self._seconds_per_token[s]))
+            self._settled_on = min(self._seconds_per_token, key=lambda s: statistics.median(self._seconds_per_token[s]))
 
     def limit(self, most: int) -> None:
         """Forget sizes above `most`: a batch of more did not fit the device."""
         fitting = {size: seen for size, seen in self._seconds_per_token.items() if size <= most}
         self._seconds_per_token = fitting or {most: []}
-        if len(self._seconds_per_token) == 1 or (self._chosen is not None and self._chosen > most):
-            self._chosen = max(self._seconds_per_token)
+        self.sizes = tuple(self._seconds_per_token)
+        if self._settled_on not in self._seconds_per_token:
+            self._settled_on = None

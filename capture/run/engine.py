@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ...hooks import Collector, GatheredRows, TapError, Taps, probe
+from ...hooks import Collector, GatheredRows, TapError, Taps, compiled_layers, probe
 from ...models.call import input_device, without_cache
 from ...models.decoder import Decoder, find_decoder
 from ...models.pipeline import pipeline_group_of
@@ -50,9 +50,16 @@ class HuggingFaceEngine:
     ) -> None:
         """`tap_names`: what the taps are called where a fault of their rows is told, in slot order."""
         self._collector, self._store_dtype, self._tap_names = collector, store_dtype, tap_names
-        self._model = attached.decoder.model
+        self._decoder, self._model = attached.decoder, attached.decoder.model
+        self._compiled = ExitStack()
         self._arguments = without_cache(self._model)
         self.device = input_device(self._model)
+
+    def set_compiled(self, compiled: bool) -> None:
+        """Run decoder layers compiled one by one, or as they are, from the next forward on."""
+        self._compiled.close()
+        if compiled:
+            self._compiled.enter_context(compiled_layers(self._decoder))
 
     @torch.inference_mode()
     def forward(self, batch: TokenBatch) -> DeviceAuxiliaryOutput:
@@ -113,8 +120,10 @@ def attached_engine(
     attached: AttachedModel, collector: Collector, store_dtype: torch.dtype, tap_names: tuple[str, ...]
 ) -> Iterator[HuggingFaceEngine]:
     """The hooks are on the model inside the block alone."""
+    engine = HuggingFaceEngine(attached, collector, store_dtype, tap_names)
     collector.attach()
     try:
-        yield HuggingFaceEngine(attached, collector, store_dtype, tap_names)
+        yield engine
     finally:
+        engine.set_compiled(False)
         collector.detach()

@@ -40,7 +40,7 @@ def run_identity(
     }
 
 
-def shard_metadata(identity: dict[str, Any], mask_rules: dict[str, int]) -> dict[str, Any]:
+def shard_metadata(identity: dict[str, Any], mask_rules: dict[str, int], *, compiled: bool) -> dict[str, Any]:
     """What each shard says of itself: the identity, and what may differ between runs that agree."""
     return {
         **identity,
@@ -50,7 +50,7 @@ def shard_metadata(identity: dict[str, Any], mask_rules: dict[str, int]) -> dict
             **{name: version(name) for name in _LIBRARIES},
             "python": platform.python_version(),
             "threads": torch.get_num_threads(),
-            "compiled": False,
+            "compiled": compiled,
         },
     }
 

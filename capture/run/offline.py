@@ -6,6 +6,7 @@ import datetime
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -13,13 +14,15 @@ from ...models.loading import LoadedModel, load_model
 from ..data import Tokeniser, identity_of
 from ..store import Column, Manifest, OutputFolder, Plan, Shard, capture_columns
 from .budget import TokenBudget
-from .engine import AttachedModel, attach, attached_engine
+from .engine import AttachedModel, HuggingFaceEngine, attach, attached_engine
 from .head import write_head
 from .identity import run_identity, shard_metadata
+from .pace import Pace
 from .planning import existing_plan, make_plan, require_same_identity
 from .progress import Progress, Silent
 from .settings import STORE_DTYPES, CaptureSettings
 from .shard_run import ShardRun
+from .speeds import Speeds, speed_key
 from .stopping import Stopping
 from .summary import RunSummary
 
@@ -48,21 +51,26 @@ def capture_dataset(
         before = len(done)
         dtype = STORE_DTYPES[plan.identity["store_dtype"]]
         with attached_engine(attached, collector, dtype, settings.tap_names(attached.taps)) as engine:
+            left = [planned for planned in plan.shards if planned.index not in done]
+            key = speed_key(loaded.config_hash, attached.taps.names, attached.dtype, engine.device)
+            pace = _pace(settings, engine, sum(planned.R for planned in left), key, progress)
             run = ShardRun(
                 plan,
                 folder,
                 engine,
                 _columns(attached, dtype),
-                shard_metadata(plan.identity, plan.extra["mask_rules"]),
-                _budget(settings, engine.device),
+                partial(shard_metadata, plan.identity, plan.extra["mask_rules"]),
+                pace,
                 settings.on_bad_values,
                 progress,
                 stopping.check,
             )
             start = time.perf_counter()
-            new = run.capture(planned for planned in plan.shards if planned.index not in done)
+            new = run.capture(left)
+            if pace is not None and pace.measured is not None:
+                Speeds.of_user().write(key, pace.measured)
             timing = _Timing(sum(shard.R for shard in new.values()), time.perf_counter() - start, before)
-        return _finish(settings, plan, folder, done | new, timing, _Facts(attached, loaded, run.budget))
+        return _finish(settings, plan, folder, done | new, timing, _Facts(attached, loaded, pace))
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class _Facts:
 
     attached: AttachedModel
     loaded: LoadedModel
-    budget: TokenBudget | None
+    pace: Pace | None
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,7 @@ def _finish(
         bytes=sum(shard.nbytes for shard in shards),
         tokens_now=timing.tokens,
         seconds=timing.seconds,
-        batch_tokens=facts.budget.chosen if facts.budget else None,
+        batch_tokens=facts.pace.batch_tokens if facts.pace else None,
         layer_ids=tuple(plan.identity["taps"]["layer_ids"]),
         convention=settings.convention,
         hidden_size=facts.attached.hidden_size,
@@ -160,9 +168,11 @@ def _columns(attached: AttachedModel, dtype: torch.dtype) -> tuple[Column, ...]:
     )
 
 
-def _budget(settings: CaptureSettings, device: torch.device) -> TokenBudget | None:
+def _pace(
+    settings: CaptureSettings, engine: HuggingFaceEngine, tokens: int, key: str, progress: Progress
+) -> Pace | None:
     if settings.exact:
         return None
-    if settings.batch_tokens is not None:
-        return TokenBudget.fixed(settings.batch_tokens)
-    return TokenBudget.probing(device)
+    fixed = settings.batch_tokens
+    budget = TokenBudget.probing(engine.device) if fixed is None else TokenBudget.fixed(fixed)
+    return Pace(engine, budget, settings.compile, tokens, progress.note, Speeds.of_user().read(key))

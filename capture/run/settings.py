@@ -14,6 +14,7 @@ from ...models.errors import UsageError
 from ...models.layer_ids import Convention, from_boundaries, to_boundaries
 from ...models.loading import ModelSource
 from ..data import TokeniseOptions
+from .pace import COMPILE_MODES, CompileMode
 
 OnBadValues = Literal["reject", "raise", "keep"]
 STORE_DTYPES: Mapping[str, torch.dtype] = {
@@ -74,6 +75,7 @@ class CaptureSettings:
         store_dtype: dtype of the stored rows, or None for the one the model computes in.
         batch_tokens: positions of one forward, padding included, or None to try sizes out on the first batches.
         exact: one sample a forward, so that every row is, bit for bit, that of a plain forward.
+        compile: whether decoder layers are compiled; ``auto``: where that saves more time than it costs. Never in an exact run.
         shard_rows: most rows of one shard; a longer sample has a shard of its own.
         on_bad_values: what becomes of a sample with rows that are not finite or all zero.
     """
@@ -89,6 +91,7 @@ class CaptureSettings:
     store_dtype: str | None = None
     batch_tokens: int | None = None
     exact: bool = False
+    compile: CompileMode = "auto"
     shard_rows: int = 262_144
     on_bad_values: OnBadValues = "reject"
 
@@ -107,6 +110,13 @@ class CaptureSettings:
         if self.exact and self.batch_tokens is not None:
             raise UsageError(
                 "exact runs one sample a forward, so batch_tokens has no meaning beside it; give one of them."
+            )
+
+        if self.compile not in COMPILE_MODES:
+            raise UsageError(f"compile must be one of {', '.join(COMPILE_MODES)}; got {self.compile!r}.")
+        if self.exact and self.compile == "on":
+            raise UsageError(
+                "compiled layers give other bits than a plain forward, so exact and compile=on exclude each other."
             )
 
     def taps(self, n: int) -> Taps:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,8 +15,8 @@ from ..outputs import DeviceAuxiliaryOutput, HostCopy, PendingHostCopy, Rows
 from ..store import Column, OutputFolder, Plan, PlannedShard, PlannedShardWriter, Shard
 from .background import Background
 from .batches import TokenBatch, batch_end, token_batch
-from .budget import TokenBudget
 from .engine import Engine
+from .pace import Pace
 from .progress import Progress
 from .row_faults import RowFault
 from .settings import OnBadValues
@@ -73,15 +72,16 @@ class OpenShard:
 class ShardRun:
     """Captures shards: the forward in this thread; waiting for the copy, rows to disk and seals in one behind it.
 
-    `budget` is None in an exact run: one sample a forward. `check_stop` is called between batches and may raise.
+    `pace` is None in an exact run: one sample a forward. `metadata(compiled=...)` makes the header of a shard. `check_stop` is
+    called between batches and may raise.
     """
 
     plan: Plan
     folder: OutputFolder
     engine: Engine
     columns: Sequence[Column]
-    metadata: Mapping[str, Any]
-    budget: TokenBudget | None
+    metadata: Callable[..., Mapping[str, Any]]
+    pace: Pace | None
     on_bad_values: OnBadValues
     progress: Progress
     check_stop: Callable[[], None]
@@ -111,7 +111,8 @@ class ShardRun:
         samples = self.plan.samples_of(planned)
         input_ids, loss_mask = self.plan.tokens_of(planned)
         path = self.folder.shard_path(planned.index)
-        writer = PlannedShardWriter(path, planned, samples, self.columns, self.metadata)
+        compiled = self.pace is not None and self.pace.compiled
+        writer = PlannedShardWriter(path, planned, samples, self.columns, self.metadata(compiled=compiled))
         unsealed.append(writer)
         writer.write(0, {"input_ids": input_ids, "loss_mask": loss_mask})
         return OpenShard(planned, [samples.id(place) for place in range(planned.M)], input_ids, writer)
@@ -121,37 +122,27 @@ class ShardRun:
         planned, first = shard.planned, 0
         while first < planned.M:
             self.check_stop()
-            size = 1 if self.budget is None else self.budget.next()
+            size = 1 if self.pace is None else self.pace.next_size()
             stop = batch_end(planned.lengths, first, size)
             tokens = token_batch(first, stop, planned.row_offsets, shard.input_ids)
             try:
-                output = self._timed_forward(tokens, size)
+                output = self.engine.forward(tokens) if self.pace is None else self.pace.forward(tokens, size)
             except torch.OutOfMemoryError:
                 self._lower_budget(shard, tokens)
                 continue
             yield tokens, output
             first = stop
 
-    def _timed_forward(self, tokens: TokenBatch, size: int) -> DeviceAuxiliaryOutput:
-        start = time.perf_counter()
-        output = self.engine.forward(tokens)
-        if self.budget is not None and self.budget.chosen is None:
-            if self.engine.device.type != "cpu":
-                torch.accelerator.synchronize(self.engine.device)
-            positions = tokens.positions
-            self.budget.observe(size, positions.T, positions.B * positions.S, time.perf_counter() - start)
-        return output
-
     def _lower_budget(self, shard: OpenShard, tokens: TokenBatch) -> None:
         """After a batch that did not fit the device; raises RunError where it was one sample already."""
         positions = tokens.positions
-        if self.budget is None or positions.B == 1:
+        if self.pace is None or positions.B == 1:
             raise RunError(
                 f"sample {shard.ids[tokens.first]!r} of {positions.S} tokens does not fit the memory of {self.engine.device}; "
                 "lower --max-length, or spread the model over more memory."
             )
         half = positions.B * positions.S // 2
-        self.budget.limit(half)
+        self.pace.limit(half)
         if self.engine.device.type != "cpu":
             torch.accelerator.empty_cache()
         self.progress.note(f"a batch of {2 * half} positions did not fit {self.engine.device}; trying {half}")

@@ -51,11 +51,15 @@ def test_the_first_error_is_raised_by_a_later_submit_and_later_jobs_are_dropped(
     def failing() -> None:
         raise ZeroDivisionError("in the thread")
 
-    with pytest.raises(ZeroDivisionError, match="in the thread"), Background(1) as background:
-        background.submit(failing)
-        for _ in range(50):
-            background.submit(lambda: done.append("late"))
-            time.sleep(0.01)
+    def submit_fifty_more() -> None:
+        with Background(1) as background:
+            background.submit(failing)
+            for _ in range(50):
+                background.submit(lambda: done.append("late"))
+                time.sleep(0.01)
+
+    with pytest.raises(ZeroDivisionError, match="in the thread"):
+        submit_fifty_more()
     assert done == []
 
 
@@ -66,9 +70,14 @@ def test_an_error_of_the_last_job_is_raised_on_leaving() -> None:
 
 def test_jobs_already_given_are_done_where_the_block_fails() -> None:
     done: list[int] = []
-    with pytest.raises(KeyboardInterrupt), Background(4) as background:
-        background.submit(lambda: (time.sleep(0.1), done.append(1)))
-        background.submit(lambda: done.append(2))
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with Background(4) as background:
+            background.submit(lambda: (time.sleep(0.1), done.append(1)))
+            background.submit(lambda: done.append(2))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert done == [1, 2]
     assert threading.active_count() == 1 or not any(t.name == "hiddentap-background" for t in threading.enumerate())

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from support import tiny
-from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder, write_rows
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
@@ -17,6 +15,8 @@ from hiddentap.capture.store import ShardError, check_folder
 from hiddentap.hooks import TapError
 from hiddentap.models.errors import RunError, UsageError
 from hiddentap.models.head import load_head
+from support import tiny
+from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -344,7 +344,7 @@ def test_a_run_goes_on_at_the_shard_that_failed(llama: Path, data: Path, tmp_pat
         capture_dataset(settings(llama, data, tmp_path / "out", **same))
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
     assert manifest["complete"] is False
-    with pytest.raises(Exception, match="not complete|incomplete"):
+    with pytest.raises(Exception, match=r"not complete|incomplete"):
         CapturedDataset(tmp_path / "out")
     assert all(p.suffix == ".safetensors" for p in (tmp_path / "out/shards").iterdir())
     resumed = capture_dataset(settings(llama, data, tmp_path / "out", **same))

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.model_folder import CHATS, chat, llama_folder, write_rows
 
 from hiddentap import CapturedDataset, CaptureSettings, ModelSource, capture_dataset
 from hiddentap.capture.run import RunStopped, Stopping
 from hiddentap.capture.run.engine import HuggingFaceEngine
 from hiddentap.capture.store import PlannedShardWriter
 from hiddentap.models.errors import RunError
+from support.model_folder import CHATS, chat, llama_folder, write_rows
 
 MANY = [chat("q" * (i % 7), "a" * (5 + i % 11), id=f"s{i}") for i in range(60)]
 

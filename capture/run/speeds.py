@@ -1,0 +1,78 @@
+"""What earlier runs measured of a model on this machine, so that the next one need not try it out again."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Measured of one model, as it computes, on one device.
+
+    Attributes:
+        batch_tokens: the best budget of positions of a forward, with layers as they are.
+        eager, compiled: seconds per token with layers as they are and compiled; `compiled` is None until it was tried.
+        compiled_batch_tokens: the best budget with compiled layers.
+        compile_seconds: what compiling cost once.
+    """
+
+    batch_tokens: int
+    eager: float
+    compiled: float | None = None
+    compiled_batch_tokens: int | None = None
+    compile_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """The file that keeps them; one entry a key."""
+
+    path: Path
+
+    @classmethod
+    def of_user(cls) -> Speeds:
+        """In the user's cache folder."""
+        return cls(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hiddentap" / "speeds.json")
+
+    def read(self, key: str) -> Speed | None:
+        """The entry under `key`; None where there is none, or it is none of this version."""
+        entry = self._all().get(key)
+        try:
+            return Speed(**entry) if entry else None
+        except TypeError:
+            return None
+
+    def write(self, key: str, speed: Speed) -> None:
+        """Replace the entry under `key`."""
+        entries = self._all() | {key: asdict(speed)}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(entries, indent=1, sort_keys=True), encoding="utf-8")
+        temporary.replace(self.path)
+
+    def _all(self) -> dict[str, Any]:
+        try:
+            entries = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}  # only measurements are lost, and the run makes them again
+        return entries if isinstance(entries, dict) else {}
+
+
+def speed_key(config_sha256: str, taps: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> str:
+    """What a speed depends on."""
+    name = (
+        platform.machine()
+        if device.type == "cpu"
+        else torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else device.type
+    )
+    threads = torch.get_num_threads() if device.type == "cpu" else 0
+    return f"{config_sha256[:16]} {taps[-1]} {dtype} {name} {threads} torch {torch.__version__}"
