@@ -1,0 +1,141 @@
+"""Some samples of a folder beside the model, or, where there is none, beside the stored head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ...models.head import DESCRIPTION_FILE, Head, HeadError, load_head
+from ...models.loading import LoadedModel, ModelSource
+from ..store import Finding, OutputFolder, Shard
+from ..store.checks import Severity
+from .chosen import ChosenSample, chosen_places, read_chosen
+from .comparison import Comparison
+from .declared import Declaration
+from .plain_forward import NoReferenceError, PlainForward
+from .prediction import in_words, judge_predictions, model_head, predict, predicting_tap
+from .reference_model import reference_model
+from .report import TapAgreement
+from .verdict import merged
+
+HALF = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class BesideModel:
+    """What came of it; see `Report`. same_model: no sign that the model is another than the captured one."""
+
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    agreement: tuple[TapAgreement, ...] = ()
+    compared: int = 0
+    reference: str | None = None
+    same_model: bool = True
+
+
+def beside_model(
+    folder: OutputFolder,
+    shards: Iterable[Shard],
+    model: str | Path | ModelSource | None,
+    samples: int,
+    *,
+    each_shard: bool,
+) -> BesideModel:
+    """Compare `samples` of the shards' samples; see `verify`."""
+    places = chosen_places(shards, samples, each_shard=each_shard)
+    declarations, silent = _declarations(shard for shard, _ in places)
+    chosen = list(read_chosen([place for place in places if place[0].path in declarations]))
+    if not chosen:
+        return BesideModel(tuple(silent), ("no sample was compared with a model",))
+    declaration = declarations[chosen[0].shard.path]
+    reference = reference_model(declaration, model)
+    head, broken = _stored_head(folder)
+    told = [*silent, *broken, *(_finding(folder.path, what, "warning") for what in reference.differences)]
+    if reference.loaded is None:
+        alone = _head_alone(chosen, declarations, head)
+        notes = (f"no sample was compared with a model: {reference.note}", *alone.notes)
+        return BesideModel((*told, *alone.findings), notes, same_model=not reference.differences)
+    try:
+        with _threads(declaration.threads):
+            beside = _compared(chosen, declarations, reference.loaded, head)
+    except NoReferenceError as error:
+        return BesideModel((*told, _finding(folder.path, f"not compared with the model: {error}", "error")))
+    return BesideModel(
+        (*told, *beside.findings), (), beside.agreement, len(chosen), beside.reference, not reference.differences
+    )
+
+
+def _compared(
+    chosen: Sequence[ChosenSample], declarations: dict[Path, Declaration], loaded: LoadedModel, head: Head | None
+) -> BesideModel:
+    declaration = declarations[chosen[0].shard.path]
+    plain = PlainForward(loaded.model, declaration.layers_path, chosen[0].input_ids)
+    if plain.n != declaration.n:
+        raise NoReferenceError(
+            f"it has {plain.n} decoder layers and the headers say {declaration.n}: it is another model."
+        )
+    half = declaration.compute_dtype in HALF
+    comparison = Comparison(plain, head or model_head(plain.norm, loaded.model), declarations, half)
+    for sample in chosen:
+        comparison.add(sample)
+    agreement = comparison.agreement()
+    if comparison.undecided:
+        loaded.model.float()
+        comparison.decide(plain)
+    source = f"{plain.source}, computed in {declaration.compute_dtype}"
+    return BesideModel(tuple(merged(comparison.verdicts)), (), agreement, len(chosen), source)
+
+
+def _head_alone(
+    chosen: Sequence[ChosenSample], declarations: dict[Path, Declaration], head: Head | None
+) -> BesideModel:
+    """What the stored head makes of the stored rows, held against the tokens that follow."""
+    if head is None or head.norm is None or head.lm_head is None:
+        return BesideModel()
+    predictions = []
+    for sample in chosen:
+        declaration = declarations[sample.shard.path]
+        tap = predicting_tap(declaration.taps, declaration.n)
+        prediction = predict(sample, tap, head) if tap else None
+        predictions += [prediction] if prediction else []
+    told = in_words(predictions)
+    return BesideModel(tuple(merged(judge_predictions(predictions))), (told,) if told else ())
+
+
+def _declarations(shards: Iterable[Shard]) -> tuple[dict[Path, Declaration], list[Finding]]:
+    found: dict[Path, Declaration] = {}
+    silent = []
+    for shard in dict.fromkeys(shards):
+        try:
+            found[shard.path] = Declaration.of(shard)
+        except ValueError as error:
+            silent.append(_finding(shard.path, f"not compared with a model: {error}", "error"))
+    return found, silent
+
+
+def _stored_head(folder: OutputFolder) -> tuple[Head | None, list[Finding]]:
+    if not (folder.head / DESCRIPTION_FILE).exists():
+        return None, []
+    try:
+        return load_head(folder.head), []
+    except HeadError as error:
+        return None, [_finding(folder.head, str(error), "error")]
+
+
+def _finding(path: Path, what: str, severity: Severity) -> Finding:
+    return Finding(str(path), None, None, what, severity)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """As many threads as the run had: float32 bits change with them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
