@@ -8,6 +8,8 @@ import pytest
 from support.rows import reject_of, sample_of, supervised_texts, text_of, turns
 from support.templates import CHATML, DEFAULT_SYSTEM, EOS_AT_END, REWRITING, TOOLS, byte_tokenizer
 
+LENGTH = "{{ messages[1].content | length }}"
+
 
 def supervised(tmp_path: Path, template: str, row: dict[str, Any], **options: Any) -> list[str]:
     tokenizer = byte_tokenizer(tmp_path / "tokenizer", template)
@@ -239,7 +241,7 @@ def test_an_answer_that_is_not_rendered_rejects_the_row(tmp_path: Path) -> None:
     assert "found it 0 times" in reject.reason
 
 
-@pytest.mark.parametrize(XX)
+@pytest.mark.parametrize("ends", [(LENGTH + "\n", ""), ("", LENGTH)], ids=["ahead", "behind"])
 def test_an_answer_that_changes_other_text_rejects_the_row(tmp_path: Path, ends: tuple[str, str]) -> None:
     tokenizer = byte_tokenizer(tmp_path / "t", ends[0] + CHATML + ends[1])
     assert reject_of(tmp_path, tokenizer, {"messages": turns("a", "one")}).code == "turn_not_found"
