@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from ..models.adapters import Adapter, StreamError, floating, how_to_name
+from ..models.adapters import Adapter, StreamError, how_to_name, the_only_state
 from .errors import TapError
 
 
@@ -78,10 +78,15 @@ def read_input(args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Ten
 
 
 def entering_norm(adapter: Adapter | None, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Tensor:
-    """The state among the arguments of the final norm: its first tensor, or what an adapter for pairs makes of two."""
-    if adapter is not None and len(floating(args, kwargs)) > 1:
-        return entering(adapter, args, kwargs, where)
-    return read_input(args, kwargs, where)
+    """The state among the arguments of the final norm.
+
+    Raises:
+        TapError: there is none, or two, which the norm adds and only an adapter for pairs reads.
+    """
+    try:
+        return local(the_only_state(args, kwargs) if adapter is None else adapter.entering_norm(args, kwargs))
+    except StreamError as unreadable:
+        raise TapError(f"{where} was called with {describe(args)}: {unreadable}.") from unreadable
 
 
 def leaving_norm(output: Any) -> Tensor:

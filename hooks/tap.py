@@ -85,19 +85,24 @@ class ActiveTap:
         positions = real_positions(input_ids, *shape, lengths=lengths, attention_mask=attention_mask, lone_pad_id=pad)
         if attention_mask is not None:
             kwargs["attention_mask"] = attention_mask
-        if input_ids is not None:
-            kwargs["input_ids"] = input_ids
         stop = self._stop_early is not False and not cached
-        return self._forward(shape, positions, kwargs if cached else without_cache(self._model) | kwargs, stop)
+        given = kwargs if cached else without_cache(self._model) | kwargs
+        # By position: a model of somebody's own may call its token ids otherwise.
+        return self._forward(shape, positions, () if input_ids is None else (input_ids,), given, stop)
 
     def _forward(
-        self, shape: tuple[int, int], positions: RealPositions, kwargs: dict[str, Any], stop: bool
+        self,
+        shape: tuple[int, int],
+        positions: RealPositions,
+        args: tuple[Tensor, ...],
+        kwargs: dict[str, Any],
+        stop: bool,
     ) -> Captured:
         taps = self._collector.taps
         slots = ClonedStates(len(taps.names))
         output = None
         with self._collector.armed(slots, *shape, stop=stop):
-            output = self._model(**kwargs)
+            output = self._model(*args, **kwargs)
         states = [state for state in slots.states if state is not None]
         K = len(taps.boundaries)
         return Captured(

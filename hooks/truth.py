@@ -141,7 +141,10 @@ class Watch:
     def norm_in(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._last is None:
             return
-        state = entering_norm(self._decoder.adapter, args, kwargs, path)
+        try:
+            state = entering_norm(self._decoder.adapter, args, kwargs, path)
+        except TapError:  # a norm that cannot be read is none that can be tapped
+            return
         self._norms.append((FinalNorm(path, module), same_bits(self._last[1], state)))
 
 

@@ -79,6 +79,10 @@ class Adapter:
         """The state among the arguments of a layer."""
         return floating(args, kwargs)[0]
 
+    def entering_norm(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        """What the final norm takes in."""
+        return the_only_state(args, kwargs)
+
     def has_width(self, width: int) -> bool:
         """Whether a state may be `width` wide."""
         return not self.widths or width in self.widths
@@ -118,6 +122,9 @@ class HiddenResidualSum(Adapter):
         residual = next((t for t in rest if t.shape == hidden.shape), None)
         # The first layer gets no residual: what enters it is the stream.
         return hidden if residual is None else hidden + residual
+
+    def entering_norm(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        return self.entering(args, kwargs)
 
 
 class _Streams(Adapter):
@@ -310,6 +317,18 @@ def floating(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
     if not found:
         raise StreamError("expected a floating tensor among the arguments, found none")
     return found
+
+
+def the_only_state(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """The floating tensor among the arguments of a norm.
+
+    Raises:
+        StreamError: there is none, or a second one of its shape, which the norm would add to it.
+    """
+    state, *rest = floating(args, kwargs)
+    if any(other.shape == state.shape for other in rest):
+        raise StreamError(f"expected one state, found {_shapes([state, *rest])}: this norm adds a residual first")
+    return state
 
 
 def _shapes(tensors: Sequence[Tensor]) -> str:

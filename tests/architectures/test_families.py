@@ -1,4 +1,4 @@
-"""Forty families, one for each structure that a causal LM may have: what is tapped has the bits that the record of every module shows.
+"""Forty families, one for each structure that a causal LM may have: what is tapped has the bits of the record of every module.
 
 Each model runs three times: recorded, watched when the taps are attached, tapped.
 """

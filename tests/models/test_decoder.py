@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hiddentap.models.decoder import DecoderNotFoundError, find_decoder
-from support import tiny
+from support import neutral_names, tiny
 
 PATHS = {
     "llama": "model.layers",
@@ -57,3 +57,33 @@ def test_a_model_without_a_layer_list_is_refused_with_what_was_found() -> None:
         DecoderNotFoundError, match=r"cannot tell which modules of Sequential are its decoder layers.*none"
     ):
         find_decoder(nn.Sequential(nn.Linear(4, 4)))
+
+
+def test_neutral_blocks_of_a_skeleton_without_weights_are_found_too() -> None:
+    with torch.device("meta"):
+        model = neutral_names.Neutral()
+    decoder = find_decoder(model)
+    assert (decoder.layers_path, decoder.n, decoder.found_by) == ("parts", 5, "probing")
+
+
+def test_a_model_that_marks_its_layers_is_not_run_to_find_them() -> None:
+    model = tiny.build("llama")
+    model.forward = None  # calling it would raise
+    assert find_decoder(model).found_by == "structure"
+
+
+def test_two_stacks_of_blocks_that_feed_each_other_are_not_chosen_between() -> None:
+    class TwoStacks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(96, 32)
+            self.low, self.high = (nn.ModuleList(neutral_names.Unit(32) for _ in range(3)) for _ in range(2))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.table(ids)
+            for unit in (*self.low, *self.high):
+                (x, _) = unit(x)
+            return x
+
+    with pytest.raises(DecoderNotFoundError, match=r"found low \(3 x Unit\), high \(3 x Unit\)"):
+        find_decoder(TwoStacks())
