@@ -41,7 +41,7 @@ def audit(**given: Any) -> int:
             yield item
 
     result = count_items(watched())
-    _show(result)
+    show_audit(result)
     for sample in shown:
         _show_marks(tokeniser, sample)
     return 0 if result.captured else 1
@@ -70,7 +70,8 @@ def _items(given: dict[str, Any]) -> tuple[Any, Iterator[Item]]:
     return Tokeniser(options), tokenise(given["data"], options, workers=given["workers"], limit=given["limit"])
 
 
-def _show(result: Audit) -> None:
+def show_audit(result: Audit) -> None:
+    """Print the counts of an audit."""
     from .tables import table
 
     share = f" ({100 * result.supervised_tokens / result.tokens:.1f} %)" if result.tokens else ""

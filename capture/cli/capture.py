@@ -74,6 +74,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="What becomes of samples with rows that are not finite or all zero.",
 )
+@click.option("--dry-run", is_flag=True, help="Only say what the run would capture, fill and take.")
+@click.option("--force", is_flag=True, help="Start even if the disk has too little room.")
 @click.option("--quiet", is_flag=True, help="No progress and no summary.")
 def capture(**given: Any) -> int:
     """Run M over the conversations in F and write the hidden states of its layers to OUT.
@@ -86,11 +88,34 @@ def capture(**given: Any) -> int:
 
     quiet_libraries()
     settings, stopping = _settings(given), Stopping()
+    if given["dry_run"]:
+        return _dry_run(settings)
     with shown_progress(given["quiet"]) as progress, stopping.on_signals():
         summary = capture_dataset(settings, progress, stopping)
     if not given["quiet"]:
         _show(summary)
     return 0 if summary.captured else 1
+
+
+def _dry_run(settings: Any) -> int:
+    from ..run import estimate_run
+    from .audit import show_audit
+    from .tables import size, table
+
+    result = estimate_run(settings)
+    show_audit(result.audit)
+    minutes = f"{result.seconds / 60:,.1f} minutes" if result.seconds >= 90 else f"{result.seconds:,.0f} s"
+    rows = [
+        ("bytes", f"{size(result.bytes_needed)} of rows; {size(result.bytes_free)} free at {settings.out}"),
+        ("time", f"about {minutes} at {result.tokens_per_second:,.0f} tokens/s, tried on samples of the input"),
+    ]
+    click.echo(table(rows))
+    if not result.fits and not settings.force:
+        click.echo(
+            "hiddentap: the disk has too little room; make some, choose another folder, or start with --force", err=True
+        )
+        return 1
+    return 0 if result.audit.captured else 1
 
 
 def _settings(given: dict[str, Any]) -> Any:
@@ -125,6 +150,7 @@ def _settings(given: dict[str, Any]) -> Any:
         compile=given["compile"],
         shard_rows=given["shard_rows"],
         on_bad_values=given["on_bad_values"],
+        force=given["force"],
     )  # fmt: skip
 
 

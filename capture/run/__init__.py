@@ -1,5 +1,6 @@
 """The offline run: plan, batches, forward, rows on disk."""
 
+from .estimate import RunEstimate, estimate_run
 from .offline import capture_dataset
 from .progress import Progress, Silent
 from .settings import CaptureSettings, TextSettings
@@ -9,10 +10,12 @@ from .summary import RunSummary
 __all__ = [
     "CaptureSettings",
     "Progress",
+    "RunEstimate",
     "RunStopped",
     "RunSummary",
     "Silent",
     "Stopping",
     "TextSettings",
     "capture_dataset",
+    "estimate_run",
 ]

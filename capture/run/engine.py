@@ -16,6 +16,7 @@ from ...models.decoder import Decoder, find_decoder
 from ...models.pipeline import pipeline_group_of
 from ..mixin import require_single_stage
 from ..outputs import DeviceAuxiliaryOutput, DeviceHiddenStates, RowLayout, append_auxiliary_output
+from ..store import Column, capture_columns
 from .batches import TokenBatch
 from .row_faults import DeviceRowFaults, fault_codes
 
@@ -40,6 +41,13 @@ class AttachedModel:
     hidden_size: int
     dtype: torch.dtype
     norm_path: str | None
+
+    def columns(self, store_dtype: torch.dtype) -> tuple[Column, ...]:
+        """The columns of a shard of these taps."""
+        taps = self.taps
+        return capture_columns(
+            len(taps.boundaries), self.hidden_size, store_dtype, pre_norm=taps.pre_norm, post_norm=taps.post_norm
+        )
 
 
 class HuggingFaceEngine:

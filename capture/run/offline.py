@@ -8,11 +8,9 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from ...models.loading import LoadedModel, load_model
 from ..data import Tokeniser, identity_of
-from ..store import Column, Manifest, OutputFolder, Plan, Shard, capture_columns
+from ..store import Manifest, OutputFolder, Plan, Shard
 from .budget import TokenBudget
 from .engine import AttachedModel, HuggingFaceEngine, attach, attached_engine
 from .head import write_head
@@ -22,6 +20,7 @@ from .planning import existing_plan, make_plan, require_same_identity
 from .progress import Progress, Silent
 from .settings import STORE_DTYPES, CaptureSettings
 from .shard_run import ShardRun
+from .space import bytes_of_rows, require_space
 from .speeds import Speeds, speed_key
 from .stopping import Stopping
 from .summary import RunSummary
@@ -51,14 +50,16 @@ def capture_dataset(
         before = len(done)
         dtype = STORE_DTYPES[plan.identity["store_dtype"]]
         with attached_engine(attached, collector, dtype, settings.tap_names(attached.taps)) as engine:
+            columns = attached.columns(dtype)
             left = [planned for planned in plan.shards if planned.index not in done]
+            require_space(folder.path, bytes_of_rows(columns, sum(p.R for p in left)), force=settings.force)
             key = speed_key(loaded.config_hash, attached.taps.names, attached.dtype, engine.device)
             pace = _pace(settings, engine, sum(planned.R for planned in left), key, progress)
             run = ShardRun(
                 plan,
                 folder,
                 engine,
-                _columns(attached, dtype),
+                columns,
                 partial(shard_metadata, plan.identity, plan.extra["mask_rules"]),
                 pace,
                 settings.on_bad_values,
@@ -159,13 +160,6 @@ def _finish(
     manifest = Manifest.from_shards(plan.identity, plan.summary(), shards, complete=True, counts=summary.counts())
     manifest.write(folder.manifest_path)
     return summary
-
-
-def _columns(attached: AttachedModel, dtype: torch.dtype) -> tuple[Column, ...]:
-    taps = attached.taps
-    return capture_columns(
-        len(taps.boundaries), attached.hidden_size, dtype, pre_norm=taps.pre_norm, post_norm=taps.post_norm
-    )
 
 
 def _pace(

@@ -78,6 +78,7 @@ class CaptureSettings:
         compile: whether decoder layers are compiled; ``auto``: where that saves more time than it costs. Never in an exact run.
         shard_rows: most rows of one shard; a longer sample has a shard of its own.
         on_bad_values: what becomes of a sample with rows that are not finite or all zero.
+        force: start even if the disk has too little room for the whole run.
     """
 
     model: ModelSource
@@ -94,6 +95,7 @@ class CaptureSettings:
     compile: CompileMode = "auto"
     shard_rows: int = 262_144
     on_bad_values: OnBadValues = "reject"
+    force: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out))

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import tiny
-from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder, write_rows
 
 from hiddentap import CapturedDataset
 from hiddentap.capture.cli import main
+from support import tiny
+from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -102,18 +102,19 @@ def test_more_than_one_pipeline_stage_is_code_2_with_its_text(run, llama, data, 
     assert (code, err.splitlines()[-1]) == (2, "hiddentap: DSPARK aux hidden capture requires PP=1.")
 
 
+CAPTURE = ["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1"]
 WRONG_USE = [
     (["capture"], "Missing option '--model'"),
     (["capture", "--modle", "x"], "No such option"),
     (["captrue"], "No such command"),
-    (["capture", "--model", "{nowhere}", "--data", "{data}", "--layer-ids", "1", "--out", "{out}"], "cannot be loaded as a model"),
-    (["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1", "--out", "{data}"], "is a file"),
-    (["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1", "--out", "{llama}"], "was not made by hiddentap"),
-    (["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1", "--out", "{out}", "--final", "x"], "Invalid value"),
-    (["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1", "--out", "{out}", "--limit", "0"], "Invalid value"),
-    (["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1", "--out", "{out}", "--template-arg", "x"], "expected K=V"),
-    (["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1", "--out", "{out}", "--device", "tpu9x"], "device"),
-    (["capture", "--model", "{llama}", "--data", "{data}", "--layer-ids", "1", "--out", "{out}", "--exact", "--batch-tokens", "9"],
+    (["capture", "--model", "{nowhere}", *CAPTURE[3:], "--out", "{out}"], "cannot be loaded as a model"),
+    ([*CAPTURE, "--out", "{data}"], "is a file"),
+    ([*CAPTURE, "--out", "{llama}"], "was not made by hiddentap"),
+    ([*CAPTURE, "--out", "{out}", "--final", "x"], "Invalid value"),
+    ([*CAPTURE, "--out", "{out}", "--limit", "0"], "Invalid value"),
+    ([*CAPTURE, "--out", "{out}", "--template-arg", "x"], "expected K=V"),
+    ([*CAPTURE, "--out", "{out}", "--device", "tpu9x"], "device"),
+    ([*CAPTURE, "--out", "{out}", "--exact", "--batch-tokens", "9"],
      "exact runs one sample a forward"),
     (["layers", "{nowhere}"], "cannot be loaded as a model"),
     (["inspect", "{nowhere}"], "is not there"),
@@ -188,6 +189,34 @@ def test_audit_counts_what_a_run_would_do(run, llama: Path, tmp_path: Path) -> N
     assert code == 0
     assert "3: 1 would be captured, 2 rejected" in out
     assert f"{data}:2" in out
+
+
+def test_a_dry_run_says_what_it_would_fill_and_writes_nothing(run, llama: Path, data: Path, tmp_path: Path) -> None:
+    code, out, _ = run(
+        "capture", "--model", llama, "--data", data, "--layer-ids", "0,2", "--out", tmp_path / "out", "--dry-run"
+    )
+    assert code == 0
+    assert not (tmp_path / "out").exists()
+    assert "5: 5 would be captured, 0 rejected" in out
+    tokens = int(out.split("tokens  ")[1].split(",")[0].split()[0])
+    # Two layers and the pre-norm of 32 float32 each, an int32 id and a mask byte.
+    assert f"{tokens * (3 * 32 * 4 + 5) / 1000:.1f} kB of rows" in out
+    assert "tokens/s" in out
+
+
+def test_a_disk_without_room_is_refused_before_the_first_forward_unless_forced(
+    run, llama, data, tmp_path, monkeypatch
+) -> None:
+    from hiddentap.capture.run import estimate, space
+
+    monkeypatch.setattr(space, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(estimate, "free_bytes", lambda folder: 1000)
+    command = ("capture", "--model", llama, "--data", data, "--layer-ids", "0,2", "--out", tmp_path / "out")
+    code, _, err = run(*command)
+    assert code == 1
+    assert "its disk has 0.0 GB free" in err
+    assert run(*command, "--dry-run")[0] == 1
+    assert run(*command, "--force")[0] == 0
 
 
 def test_layers_shows_both_conventions_side_by_side(run, tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""What a run would do, fill and take, without writing anything."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...models.loading import load_model
+from ..data import Audit, Item, Sample, audit, tokenise
+from .batches import TokenBatch, batch_end, token_batch
+from .engine import Engine, attach, attached_engine
+from .settings import STORE_DTYPES, CaptureSettings
+from .space import bytes_of_rows, free_bytes
+
+# Samples that the forward is timed on, taken evenly from the whole input, and for how long.
+PROBED_SAMPLES = 256
+PROBE_SECONDS = 10.0
+BATCH_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class RunEstimate:
+    """The audit of the input, and what capturing it would cost.
+
+    Attributes:
+        bytes_needed, bytes_free: of the rows, and of the disk.
+        tokens_per_second: of the forward, tried on samples of the input; 0 where there were none.
+    """
+
+    audit: Audit
+    bytes_needed: int
+    bytes_free: int
+    tokens_per_second: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the forwards of the whole run, without loading and tokenising."""
+        return self.audit.tokens / self.tokens_per_second if self.tokens_per_second else 0.0
+
+    @property
+    def fits(self) -> bool:
+        return self.bytes_needed <= self.bytes_free
+
+
+def estimate_run(settings: CaptureSettings) -> RunEstimate:
+    """Tokenise the input of `settings`, time a few forwards, and add up; raises as `capture_dataset` does."""
+    loaded = load_model(settings.model)
+    attached, collector = attach(loaded.model, settings.taps)
+    today = datetime.date.today().isoformat()
+    options = settings.text.tokenise_options(settings.model, date=today, vocab_rows=attached.decoder.vocab_rows)
+    kept: list[Sample] = []
+    items = tokenise(settings.data, options, workers=settings.text.workers, limit=settings.text.limit)
+    counted = audit(_keeping(items, kept))
+    dtype = STORE_DTYPES[settings.store_dtype] if settings.store_dtype else attached.dtype
+    with attached_engine(attached, collector, dtype, settings.tap_names(attached.taps)) as engine:
+        speed = _tokens_per_second(engine, kept, 1 if settings.exact else settings.batch_tokens or BATCH_TOKENS)
+    return RunEstimate(counted, bytes_of_rows(attached.columns(dtype), counted.tokens), free_bytes(settings.out), speed)
+
+
+def _keeping(items: Iterable[Item], kept: list[Sample]) -> Iterator[Item]:
+    """Pass `items` on; `kept` ends as at most PROBED_SAMPLES samples at even distances."""
+    step, seen = 1, 0
+    for item in items:
+        if isinstance(item, Sample):
+            if seen % step == 0:
+                kept.append(item)
+            seen += 1
+            if len(kept) == 2 * PROBED_SAMPLES:
+                del kept[1::2]
+                step *= 2
+        yield item
+
+
+def _tokens_per_second(engine: Engine, samples: list[Sample], budget: int) -> float:
+    tokens = 0
+    start = time.perf_counter()
+    for batch in _batches(samples, budget):
+        engine.forward(batch)
+        if engine.device.type != "cpu":
+            torch.accelerator.synchronize(engine.device)
+        if tokens == 0:  # the first forward warms up and is not counted
+            start, tokens = time.perf_counter(), 1
+            continue
+        tokens += batch.positions.T
+        if time.perf_counter() - start > PROBE_SECONDS:
+            break
+    return tokens / max(time.perf_counter() - start, 1e-9) if tokens > 1 else 0.0
+
+
+def _batches(samples: list[Sample], budget: int) -> Iterator[TokenBatch]:
+    """Batches of all lengths in turn, twice, so that there is more than one even of few samples."""
+    ordered = sorted(samples, key=lambda sample: len(sample.input_ids))
+    lengths = np.array([len(sample.input_ids) for sample in ordered], np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = (
+        torch.from_numpy(np.concatenate([s.input_ids for s in ordered]))
+        if ordered
+        else torch.zeros(0, dtype=torch.int32)
+    )
+    cuts, first = [], 0
+    while first < len(ordered):
+        stop = batch_end(lengths, first, budget)
+        cuts.append((first, stop))
+        first = stop
+    # From the middle outwards: a probe that ends early has seen the usual lengths.
+    cuts.sort(key=lambda cut: abs(cut[0] - len(ordered) // 2))
+    for first, stop in cuts * 2:
+        yield token_batch(first, stop, offsets, ids)
