@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..models.adapters import how_to_name
+from ..models.adapter_names import how_to_name
 from ..models.decoder import Decoder
 from .residual import describe
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from ..models.adapters import Adapter, StreamError, how_to_name, the_only_state
+from ..models.adapter_names import how_to_name
+from ..models.adapters import Adapter, StreamError, the_only_state
 from .errors import TapError
 
 

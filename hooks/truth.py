@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.adapters import how_to_name
+from ..models.adapter_names import how_to_name
 from ..models.bits import same_bits
 from ..models.call import eagerly, few_ids, without_cache
 from ..models.decoder import Decoder

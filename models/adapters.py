@@ -9,21 +9,15 @@ M: number of residual streams.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from .errors import RunError, UsageError
-from .wrappers import unwrapped
+from .errors import RunError
 
 _STATE_NAMES = ("hidden_states", "x")
-
-
-class AdapterError(UsageError):
-    """An adapter that does not exist, or that the model's structure does not fit."""
 
 
 class StreamError(RunError):
@@ -177,49 +171,6 @@ class AltUpStreams(_Streams):
     axis = 0
 
 
-class AttentionResidualPrefix(Adapter):
-    """The running sum of the block that a layer belongs to; it starts anew with each block."""
-
-    name = "attention_residuals.prefix"
-    about = "the running sum of the layer's block (vLLM's default, EAGLE-3.1, Automodel)"
-
-    @classmethod
-    def suits(cls, layers: Sequence[nn.Module]) -> bool:
-        inside = (type(part).__name__.lower() for layer in layers for part in unwrapped(layer).children())
-        return AttentionResidualMixture.suits(layers) or any("attentionresidual" in name for name in inside)
-
-
-class AttentionResidualMixture(Adapter):
-    """What the next consumer mixes from the completed blocks and the running sum, read where it enters that consumer's norm.
-
-    The consumer of boundary k < n is layer k, which mixes by its own residual projection; of boundary n it is the model,
-    which mixes by its output projection. Reading what the model computed needs no second computation here, and stays right
-    where weights are sharded or offloaded.
-    """
-
-    name = "attention_residuals.mixture"
-    about = "the mixture of completed blocks and running sum that the next layer's norm takes in (SGLang's DSpark)"
-
-    @classmethod
-    def suits(cls, layers: Sequence[nn.Module]) -> bool:
-        return all(
-            hasattr(unwrapped(layer), "self_attention_res_proj") and hasattr(unwrapped(layer), "input_layernorm")
-            for layer in layers
-        )
-
-    def site(self, boundary: int) -> Site:
-        n = len(self.layers)
-        if boundary == n:
-            norm = getattr(self.owner, "norm", None)
-            if norm is None:
-                raise AdapterError(
-                    f"{self.name}: {type(self.owner).__name__} has no norm that takes its output mixture."
-                )
-            return Site(norm, f"{self.layers_path.rpartition('.')[0]}.norm", True, n - 1)
-        norm = unwrapped(self.layers[boundary]).get_submodule("input_layernorm")
-        return Site(norm, f"{self.layers_path}.{boundary}.input_layernorm", True, boundary)
-
-
 def output_site(layers: Sequence[nn.Module], layers_path: str, boundary: int) -> Site:
     """Boundary k > 0 where it leaves layer k-1; boundary 0 where it enters layer 0."""
     if boundary == 0:
@@ -232,63 +183,6 @@ def input_site(layers: Sequence[nn.Module], layers_path: str, boundary: int) -> 
     if boundary == len(layers):
         return Site(layers[-1], f"{layers_path}.{boundary - 1}", False, boundary - 1)
     return Site(layers[boundary], f"{layers_path}.{boundary}", True, boundary)
-
-
-ADAPTERS: dict[str, type[Adapter]] = {
-    adapter.name: adapter
-    for adapter in (
-        HyperConnectionMean,
-        HyperConnectionStreams,
-        AltUpStreams,
-        AttentionResidualPrefix,
-        AttentionResidualMixture,
-        HiddenResidualSum,
-        TupleFirst,
-        NextInput,
-    )
-}
-
-
-def adapter_named(
-    name: str, layers: tuple[nn.Module, ...], layers_path: str, owner: nn.Module, widths: frozenset[int]
-) -> Adapter:
-    """The adapter called `name` for these layers.
-
-    Raises:
-        AdapterError: no adapter has that name, or the layers have not the structure that it reads.
-    """
-    adapter = ADAPTERS.get(name)
-    if adapter is None:
-        raise AdapterError(f"unknown adapter {name!r}; expected one of {', '.join(ADAPTERS)}.")
-    if not adapter.suits(layers):
-        raise AdapterError(
-            f"adapter {name} reads {adapter.about}; the layers at {layers_path} ({type(unwrapped(layers[0])).__name__}) "
-            "have nothing of that kind."
-        )
-    return adapter(layers, layers_path, owner, widths)
-
-
-def adapter_of_structure(
-    layers: tuple[nn.Module, ...], layers_path: str, owner: nn.Module, widths: frozenset[int]
-) -> Adapter | None:
-    """The one adapter that the structure leaves no choice about, or None.
-
-    A decoder that takes ``deepstack`` features adds visual features between its layers; serving engines tap what enters the
-    next layer, after that addition.
-    """
-    parameters = inspect.signature(type(owner).forward).parameters
-    if any(name.startswith("deepstack") for name in parameters):
-        return NextInput(layers, layers_path, owner, widths)
-    return None
-
-
-def how_to_name(*names: str) -> str:
-    """The end of a message that tells which adapters to choose from."""
-    choices = "; ".join(f"{name} ({ADAPTERS[name].about})" for name in names)
-    return (
-        f'This model needs an adapter: name one by tap(..., adapter="{names[0]}") or --adapter {names[0]}. '
-        f"Those that may fit: {choices}."
-    )
 
 
 def items_of(output: Any) -> list[Tensor]:

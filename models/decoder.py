@@ -15,7 +15,8 @@ from typing import Any, Literal
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .adapters import Adapter, Site, adapter_named, adapter_of_structure, output_site
+from .adapter_names import adapter_named, adapter_of_structure
+from .adapters import Adapter, Site, output_site
 from .call import input_embedding
 from .config import stated_depth
 from .config import text_config as text_config

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hiddentap.hooks import TapError, tap
-from hiddentap.models.adapters import ADAPTERS, AdapterError
+from hiddentap.models.adapter_names import ADAPTERS, AdapterError
 from hiddentap.models.decoder import find_decoder
 from support import architectures, kimi_k3, neutral_names, remote_code, serving_style, tiny
 from support.recorder import Call, Recorder, equal, record
