@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_UNITS = ("kB", "MB", "GB", "TB", "PB")
+
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
     """Name and value, one pair a line, values under each other."""
@@ -13,9 +15,7 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 def size(count: int) -> str:
     """A number of bytes in decimal units: ``45.2 MB``."""
-    value = float(count)
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError("unreachable")
+    if count < 1000:
+        return f"{count} bytes"
+    power = min((len(str(count)) - 1) // 3, len(_UNITS))
+    return f"{count / 1000**power:.1f} {_UNITS[power - 1]}"

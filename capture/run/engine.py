@@ -15,7 +15,7 @@ from ...models.call import input_device, without_cache
 from ...models.decoder import Decoder, find_decoder
 from ...models.pipeline import pipeline_group_of
 from ..mixin import require_single_stage
-from ..outputs import DeviceAuxiliaryOutput, DeviceHiddenStates, RowLayout, append_auxiliary_output
+from ..outputs import CompositeDeviceAuxiliaryOutput, DeviceAuxiliaryOutput, DeviceHiddenStates, RowLayout
 from ..store import Column, capture_columns
 from .batches import TokenBatch
 from .row_faults import DeviceRowFaults, fault_codes
@@ -88,9 +88,7 @@ class HuggingFaceEngine:
         stored = {name: rows.to(self._store_dtype) for name, rows in computed.items()}
         codes = torch.cat([self._codes(name, rows, stored[name]) for name, rows in computed.items()], 1)
         faults = DeviceRowFaults(codes, layout, self._tap_names, self._store_dtype)
-        output = append_auxiliary_output(DeviceHiddenStates(stored, layout), faults)
-        assert output is not None
-        return output
+        return CompositeDeviceAuxiliaryOutput((DeviceHiddenStates(stored, layout), faults))
 
     def _codes(self, name: str, computed: Tensor, stored: Tensor) -> Tensor:
         if name != "aux_hidden_states":
