@@ -70,12 +70,14 @@ def test_a_header_that_follows_an_answer_without_end_mark_is_not_supervised(tmp_
     assert supervised_texts(tokenizer, sample) == ["one", "two"]
 
 
-def test_tags_that_only_share_their_first_letter_are_no_end_mark(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("left", "right"), ["[]", "<>"])
+def test_tags_that_only_share_their_first_letter_are_no_end_mark(tmp_path: Path, left: str, right: str) -> None:
     template = (
-        "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}"
-        "{% if loop.last %}{{ '[END]' }}{% endif %}{% endfor %}"
+        f"{{% for m in messages %}}{{{{ '{left}' + m.role + '{right}' + m.content }}}}"
+        f"{{% if loop.last %}}{{{{ '{left}END{right}' }}}}{{% endif %}}{{% endfor %}}"
     )
-    assert supervised(tmp_path, template, {"messages": turns("a", "one", "b", "two")}) == ["one", "two[END]"]
+    expected = ["one", f"two{left}END{right}"]
+    assert supervised(tmp_path, template, {"messages": turns("a", "one", "b", "two")}) == expected
 
 
 def test_an_end_mark_that_the_last_turn_spells_differently_is_supervised_inside_too(tmp_path: Path) -> None:
