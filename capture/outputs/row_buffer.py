@@ -13,18 +13,18 @@ from .requests import Rows
 class RowBuffer:
     """A row sink in memory: each column grows by consecutive positions.
 
-    A column begins at position 0 unless `starts` names another first position for it: what is sampled from the last
-    prompt row of P begins at P-1, while the hidden states begin at 0.
+    A column begins at the position that `starts` names for it, or at `otherwise`: what is sampled from the last prompt row
+    of P begins at P-1, while the hidden states begin at 0.
     """
 
-    def __init__(self, starts: Mapping[str, int] | None = None) -> None:
-        self._starts = dict(starts or {})
+    def __init__(self, starts: Mapping[str, int] | None = None, otherwise: int = 0) -> None:
+        self._starts, self._otherwise = dict(starts or {}), otherwise
         self._parts: dict[str, list[Rows]] = {}
         self._next: dict[str, int] = {}
 
     def next_position(self, name: str) -> int:
         """The position that the next row of column `name` must have."""
-        return self._next.get(name, self._starts.get(name, 0))
+        return self._next.get(name, self._starts.get(name, self._otherwise))
 
     def append(self, first_position: int, rows: Mapping[str, Rows]) -> None:
         """Copy rows of named columns to the end of these columns, all of them or, on an error, none.

@@ -5,7 +5,7 @@ from .handoff import MetadataBuffers
 from .masked_log_softmax import masked_log_softmax
 from .observers import LogprobObserver, SamplingObserver, TopKLogitsObserver
 from .params import SamplingParams
-from .sampled_rows import DeviceSampledRows, TokenRefusal, refused_tokens
+from .sampled_rows import DeviceSampledRows, RefusedToken, TokenRefusal, refused_tokens
 from .sampled_tokens import DeviceSampledTokens, HostSampledTokens
 from .sampler import Sampler, SamplerOutput
 from .sampling_info import AskedRows, SamplingInfo, SamplingState
@@ -25,6 +25,7 @@ __all__ = [
     "HostTopKLogits",
     "LogprobObserver",
     "MetadataBuffers",
+    "RefusedToken",
     "Sampler",
     "SamplerOutput",
     "SamplingInfo",

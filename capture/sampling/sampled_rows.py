@@ -1,6 +1,7 @@
 """Columns of sampled rows, which can cross a pipeline and may refuse a token."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable
 
 import torch
@@ -37,24 +38,50 @@ class DeviceSampledRows(DeviceStepRows):
         return cls({name: tensor for name, tensor in tensors.items() if name != _LAYOUT_NAME}, layout)
 
 
+@dataclass(frozen=True)
+class RefusedToken:
+    """A sampled token that must not be committed.
+
+    row: which of its request's rows of the step it was sampled from, from 0; the tokens of earlier rows may be committed.
+    reason: why, for the caller of the request.
+    """
+
+    row: int
+    reason: str
+
+
 @runtime_checkable
 class TokenRefusal(Protocol):
     """A host output that can tell, before the commit, that a sampled token must not be committed."""
 
-    def refused(self) -> Mapping[int, str]:
-        """Index in the batch of each request that must end without this step's token, and why."""
+    def refused(self) -> Mapping[int, RefusedToken]:
+        """Index in the batch of each request that must end before one of this step's tokens, and the first such token."""
 
 
-def refused_tokens(output: HostAuxiliaryOutput) -> dict[int, str]:
-    """The refusals of a step's root output, children of a composite included; a later child's reason stands.
+def refused_tokens(output: HostAuxiliaryOutput) -> dict[int, RefusedToken]:
+    """The first refused token of each request in a step's root output, children of a composite included.
 
-    Called between the step's wait and its commit.
+    Of two children that refuse the same token the later one's reason stands. Called between the step's wait and its commit.
     """
     if isinstance(output, CompositeHostAuxiliaryOutput):
-        return {index: reason for child in output.outputs for index, reason in refused_tokens(child).items()}
+        found: dict[int, RefusedToken] = {}
+        for child in output.outputs:
+            for index, token in refused_tokens(child).items():
+                if index not in found or token.row <= found[index].row:
+                    found[index] = token
+        return found
     return dict(output.refused()) if isinstance(output, TokenRefusal) else {}
 
 
-def requests_of_rows(layout: RowLayout) -> list[int]:
-    """Index in the batch of the request that each row belongs to."""
-    return [index for index, count in enumerate(layout.row_counts) for _ in range(count)]
+def rows_of_requests(layout: RowLayout) -> list[tuple[int, int]]:
+    """(index of the request in the batch, which of its rows) of each row."""
+    return [(index, row) for index, count in enumerate(layout.row_counts) for row in range(count)]
+
+
+def first_refusals(layout: RowLayout, reasons: Iterable[str | None]) -> dict[int, RefusedToken]:
+    """The first refused token of each request; `reasons` has one entry per row, `None` for a token that is welcome."""
+    found: dict[int, RefusedToken] = {}
+    for (index, row), reason in zip(rows_of_requests(layout), reasons, strict=True):
+        if reason is not None:
+            found.setdefault(index, RefusedToken(row, reason))
+    return found

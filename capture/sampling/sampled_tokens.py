@@ -3,7 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from ..outputs import Batch, CommittedTokens, CopyTensor, HostStepRows
-from .sampled_rows import DeviceSampledRows, requests_of_rows
+from .sampled_rows import DeviceSampledRows, RefusedToken, first_refusals
+
+_NO_WEIGHT = (
+    "No token had a positive probability: the logits are not finite, or grammar and logit bias rule out every token."
+)
 
 
 class DeviceSampledTokens(DeviceSampledRows):
@@ -20,19 +24,14 @@ class DeviceSampledTokens(DeviceSampledRows):
 class HostSampledTokens(HostStepRows):
     """Tokens of one step on the host; `consume` appends `output_ids`."""
 
-    def token_ids(self) -> dict[int, int]:
-        """The token sampled for each request that sampled one, by its index in the batch."""
-        return dict(zip(requests_of_rows(self.layout), self.columns["output_ids"].tolist(), strict=True))
+    def token_ids(self) -> list[list[int]]:
+        """The tokens sampled for each request of the batch, in the order of its rows."""
+        tokens = iter(self.columns["output_ids"].tolist())
+        return [[next(tokens) for _ in range(count)] for count in self.layout.row_counts]
 
-    def refused(self) -> Mapping[int, str]:
+    def refused(self) -> Mapping[int, RefusedToken]:
         """Requests for which no token had a positive weight."""
-        flags = zip(requests_of_rows(self.layout), self.columns["has_weight"].tolist(), strict=True)
-        return {
-            index: "No token had a positive probability: the logits are not finite, or grammar and logit bias rule out "
-            "every token."
-            for index, has_weight in flags
-            if not has_weight
-        }
+        return first_refusals(self.layout, [None if has else _NO_WEIGHT for has in self.columns["has_weight"].tolist()])
 
     def consume(self, batch: Batch, commits: Sequence[CommittedTokens | None]) -> None:
         """Append `output_ids` of the committed rows."""

@@ -32,6 +32,9 @@ class SamplerOutput:
 class Sampler:
     """Samples one token per row, each request by its own parameters and with its own random numbers.
 
+    A request with several rows draws one number for each: whoever commits fewer tokens than were sampled sets its generator
+    back by `SamplingState.rewind`.
+
     In order: penalties, `before_grammar` of the active observers, grammar and logit bias, temperature and filters, one
     draw per row, `after_sample`. A request's tokens depend on its batch mates by rounding of the logits alone.
     """
@@ -62,9 +65,7 @@ class Sampler:
 
 def _uniforms(info: SamplingInfo) -> Tensor:
     """(T,) float64 in [0, 1): one number of each row's own generator."""
-    generators = [request.generator for request in info.row_requests]
-    numbers = [torch.rand((), dtype=torch.float64, generator=generator).item() for generator in generators]
-    return torch.tensor(numbers, dtype=torch.float64)
+    return torch.tensor([request.next_uniform() for request in info.row_requests], dtype=torch.float64)
 
 
 def _drawn(weights: Tensor, uniforms: Tensor) -> Tensor:

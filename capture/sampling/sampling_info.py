@@ -1,7 +1,7 @@
 """What one sampling call knows of the requests it samples for."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -36,13 +36,25 @@ class SamplingState:
             generator.manual_seed(params.seed)
         return cls(params, prompt_ids, output_ids, generator)
 
+    def next_uniform(self) -> float:
+        """The request's next random number, in [0, 1)."""
+        return torch.rand((), dtype=torch.float64, generator=self.generator).item()
+
+    def rewind(self, before: Tensor, used: int) -> None:
+        """Set the generator to where it is `used` numbers after the state `before`: those of rejected drafts were not used."""
+        self.generator.set_state(before)
+        for _ in range(used):
+            self.next_uniform()
+
 
 @dataclass
 class SamplingInfo:
-    """One sampling call: T rows of logits, at most one per request of the batch.
+    """One sampling call: T rows of logits of the requests of a batch.
 
     requests: every request of the batch, those that sample nothing in this step included.
     layout: whose rows the T rows are, and their positions.
+    drafts: per request the tokens that were guessed to come next; none unless given. Row j of a request is sampled as if
+        the first j of them had come, so a request has at most one row more than guesses.
     weights: (T, V) float32, what the tokens are sampled from: the probabilities after penalties, grammar, bias and
         temperature, zero outside the filters, not renormalised. The sampler sets it before `after_sample`, so that an
         observer that kept this object as its state can read it there.
@@ -50,28 +62,37 @@ class SamplingInfo:
 
     requests: Sequence[SamplingState]
     layout: RowLayout
+    drafts: Sequence[Sequence[int]] = ()
     weights: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         counts = self.layout.row_counts
-        if len(counts) != len(self.requests) or any(count > 1 for count in counts) or any(self.layout.prompt_counts):
+        drafts = self.drafts or [()] * len(self.requests)
+        fits = len(counts) == len(self.requests) == len(drafts) and not any(self.layout.prompt_counts)
+        if not fits or any(count > len(draft) + 1 for count, draft in zip(counts, drafts, strict=True)):
             raise UsageError(
-                "sampling needs a row layout with one entry per request, 0 or 1 rows each, none of them a prompt row; "
-                f"found row counts {counts} and prompt counts {self.layout.prompt_counts} for {len(self.requests)} requests."
+                "sampling needs a row layout with one entry per request, at most one row and one more per drafted token "
+                f"each, none of them a prompt row; found row counts {counts}, prompt counts {self.layout.prompt_counts} "
+                f"and drafts of {[len(draft) for draft in drafts]} tokens for {len(self.requests)} requests."
             )
+        self.drafts = drafts
 
     @property
     def row_requests(self) -> list[SamplingState]:
-        """The requests that sample in this step, in the order of their rows."""
-        return [request for request, count in zip(self.requests, self.layout.row_counts, strict=True) if count]
+        """The request of each row, in order, its output as it is if the drafted tokens before that row come."""
+        return [
+            replace(request, output_ids=[*request.output_ids, *draft[:row]]) if row else request
+            for request, draft, count in zip(self.requests, self.drafts, self.layout.row_counts, strict=True)
+            for row in range(count)
+        ]
 
     def asked(self, wants: Callable[[SamplingParams], bool]) -> "AskedRows":
         """The rows of the requests whose parameters satisfy `wants`."""
         wanted = [wants(request.params) for request in self.requests]
-        row_wanted = [want for want, count in zip(wanted, self.layout.row_counts, strict=True) if count]
-        counts = tuple(int(bool(count and want)) for count, want in zip(self.layout.row_counts, wanted, strict=True))
+        counts = tuple(count if want else 0 for want, count in zip(wanted, self.layout.row_counts, strict=True))
+        rows = [want for want, count in zip(wanted, self.layout.row_counts, strict=True) for _ in range(count)]
         layout = RowLayout(counts, self.layout.first_positions, (0,) * len(counts))
-        return AskedRows(tuple(row for row, want in enumerate(row_wanted) if want), len(row_wanted), layout)
+        return AskedRows(tuple(row for row, want in enumerate(rows) if want), len(rows), layout)
 
 
 @dataclass(frozen=True)

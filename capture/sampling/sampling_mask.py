@@ -8,7 +8,7 @@ from torch import Tensor
 from ...models.errors import RunError, UsageError
 from ..outputs import Batch, CommittedTokens, CopyTensor, HostStepRows, RaggedRows
 from .params import SamplingParams
-from .sampled_rows import DeviceSampledRows, requests_of_rows
+from .sampled_rows import DeviceSampledRows, RefusedToken, first_refusals
 from .sampling_info import SamplingInfo
 
 _OK, _OVERFLOW, _INVALID = 0, 1, 2
@@ -75,24 +75,33 @@ class DeviceSamplingMasks(DeviceSampledRows):
 class HostSamplingMasks(HostStepRows):
     """Supports of one step on the host; `consume` appends `sampling_mask` (lists) and `sampling_logprobs`."""
 
-    def refused(self) -> Mapping[int, str]:
+    def refused(self) -> Mapping[int, RefusedToken]:
         """Requests whose support did not fit, or did not hold the sampled token with a finite log-probability."""
         columns = self.columns
-        rows = zip(requests_of_rows(self.layout), columns["status"].tolist(), columns["limit"].tolist(), strict=True)
-        texts = {_OVERFLOW: _OVERFLOW_TEXT, _INVALID: _INVALID_TEXT}
-        return {index: texts[status].format(n=limit) for index, status, limit in rows if status != _OK}
+        texts = {_OK: None, _OVERFLOW: _OVERFLOW_TEXT, _INVALID: _INVALID_TEXT}
+        found = zip(columns["status"].tolist(), columns["limit"].tolist(), strict=True)
+        reasons = [(texts[status], limit) for status, limit in found]
+        return first_refusals(self.layout, [text and text.format(n=limit) for text, limit in reasons])
 
     def consume(self, batch: Batch, commits: Sequence[CommittedTokens | None]) -> None:
-        """Append the supports of the committed rows; a row whose status is not ok is left out, whatever is committed."""
+        """Append the supports of the committed rows, up to the first whose status is not ok, whatever is committed."""
         columns = self._take_columns()
         for kept in self.layout.kept_rows(batch, commits):
-            row = kept.rows.start
-            if columns["status"][row] != _OK:
+            rows = _rows_up_to_a_bad_one(columns["status"], kept.rows)
+            if rows.start == rows.stop:
                 continue
-            lengths = columns["sizes"][row : row + 1]
-            mask = RaggedRows(lengths, columns["ids"][row, : int(lengths)])
-            logprobs = columns["sampling_logprobs"][row : row + 1]
-            kept.request.rows.append(kept.first_position, {"sampling_mask": mask, "sampling_logprobs": logprobs})
+            lengths = columns["sizes"][rows]
+            ids = [columns["ids"][row, :length] for row, length in enumerate(lengths.tolist(), rows.start)]
+            columns_kept = {
+                "sampling_mask": RaggedRows(lengths, torch.cat(ids)),
+                "sampling_logprobs": columns["sampling_logprobs"][rows],
+            }
+            kept.request.rows.append(kept.first_position, columns_kept)
+
+
+def _rows_up_to_a_bad_one(status: Tensor, rows: slice) -> slice:
+    good = (status[rows] == _OK).tolist()
+    return slice(rows.start, rows.start + (good.index(False) if False in good else len(good)))
 
 
 def _captured(weights: Tensor, token_ids: Tensor, limit: int) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ class HostTopKLogits(HostStepRows):
         """Append to every request as many logits per committed row as it asked for."""
         columns = self._take_columns()
         for kept in self.layout.kept_rows(batch, commits):
+            # A request asks for the same number in all its rows.
             size = int(columns["topk_counts"][kept.rows.start])
             kept.request.rows.append(
                 kept.first_position,

@@ -288,7 +288,7 @@ def test_the_sampled_tokens_are_an_output_of_their_own_on_the_sampled_rows() -> 
     tokens = Sampler().sample(logits, info).tokens
     assert isinstance(tokens, DeviceSampledTokens)
     host = tokens.copy_to_host(torch.clone)
-    assert host.token_ids() == {0: 1, 2: 2}
+    assert host.token_ids() == [[1], [], [2]]
     batch = FakeBatch([FakeRequest(), FakeRequest(), FakeRequest()])
     host.consume(batch, [CommittedTokens(0, (1,)), None, None])
     assert [request.rows.appends for request in batch.reqs] == [[(4, {"output_ids": [1]})], [], []]
@@ -302,7 +302,7 @@ def test_a_row_without_any_likely_token_is_refused_before_the_commit_and_the_oth
     host = Sampler().sample(logits, sampling_info([params] * 3)).tokens.copy_to_host(torch.clone)
     refused = refused_tokens(host)
     assert sorted(refused) == [1, 2]
-    assert refused[1].startswith("No token had a positive probability")
+    assert refused[1].reason.startswith("No token had a positive probability")
 
 
 def test_outputs_that_refuse_nothing_are_asked_for_nothing() -> None:
@@ -328,4 +328,4 @@ def test_a_step_in_which_nobody_samples_gives_no_token() -> None:
     )
     assert output.token_ids.tolist() == []
     assert output.observed is None
-    assert output.tokens.copy_to_host(torch.clone).token_ids() == {}
+    assert output.tokens.copy_to_host(torch.clone).token_ids() == [[]]

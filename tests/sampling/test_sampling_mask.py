@@ -10,6 +10,7 @@ from hiddentap.capture.outputs import CommittedTokens, CompositeHostAuxiliaryOut
 from hiddentap.capture.sampling import (
     DeviceSamplingMasks,
     HostSamplingMasks,
+    RefusedToken,
     Sampler,
     SamplingInfo,
     SamplingMaskObserver,
@@ -120,15 +121,15 @@ def test_a_support_beyond_the_limit_is_refused_and_no_part_of_it_is_stored() -> 
     params = SamplingParams(top_k=2, return_sampling_mask=True)
     logits = torch.tensor([[0.4, 0.2, 0.2, 0.2], [0.4, 0.3, 0.2, 0.1]]).log()
     _, host = host_masks(logits, sampling_info([params, params]), max_tokens=3)
-    assert refused_tokens(host) == {0: OVERFLOW_OF_3}
+    assert refused_tokens(host) == {0: RefusedToken(0, OVERFLOW_OF_3)}
     overflowing, fine = buffers(host, 2)
     assert overflowing.ragged_columns() == {}
     assert overflowing.columns() == {}
     assert masks_of(fine) == [[0, 1]]
 
 
-@pytest.mark.parametrize(("limit", "refused"), [(3, {0: OVERFLOW_OF_3}), (4, {})])
-def test_the_limit_itself_still_fits(limit: int, refused: dict[int, str]) -> None:
+@pytest.mark.parametrize(("limit", "refused"), [(3, {0: RefusedToken(0, OVERFLOW_OF_3)}), (4, {})])
+def test_the_limit_itself_still_fits(limit: int, refused: dict[int, RefusedToken]) -> None:
     params = SamplingParams(return_sampling_mask=True)
     _, host = host_masks(torch.zeros(1, 4), sampling_info([params]), max_tokens=limit)
     assert refused_tokens(host) == refused
@@ -149,7 +150,7 @@ def masks_from_weights(weights: list[list[float]], tokens: list[int]) -> HostSam
 )  # fmt: skip
 def test_a_token_outside_its_support_is_refused_and_stored_nowhere(row: list[float]) -> None:
     host = masks_from_weights([row, [0.2, 0.2, 0.6]], [2, 2])
-    assert refused_tokens(host) == {0: INVALID}
+    assert refused_tokens(host) == {0: RefusedToken(0, INVALID)}
     broken, fine = buffers(host, 2)
     assert broken.ragged_columns() == {}
     assert masks_of(fine) == [[2, 0, 1]]
@@ -162,7 +163,7 @@ def test_the_reason_of_a_mask_stands_beside_that_of_the_tokens() -> None:
     root = CompositeHostAuxiliaryOutput(
         (output.tokens.copy_to_host(torch.clone), output.observed.copy_to_host(torch.clone))
     )
-    assert refused_tokens(root) == {0: INVALID}
+    assert refused_tokens(root) == {0: RefusedToken(0, INVALID)}
 
 
 def test_an_uncommitted_row_is_not_stored() -> None:
@@ -198,7 +199,7 @@ def test_masks_cross_a_pipeline_with_their_refusals() -> None:
     sent: Any = Sampler([observer]).sample(torch.tensor([[0.0] * 4, [0.0] * 4]), info).observed
     rebuilt = observer.from_pp_tensors(sent.to_pp_tensors())
     assert rebuilt.layout == RowLayout((0, 1), (5, 7), (0, 0))
-    assert refused_tokens(rebuilt.copy_to_host(torch.clone)) == {1: OVERFLOW_OF_3}
+    assert refused_tokens(rebuilt.copy_to_host(torch.clone)) == {1: RefusedToken(0, OVERFLOW_OF_3)}
 
 
 def test_an_observer_that_was_given_no_weights_says_so() -> None:
