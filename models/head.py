@@ -66,7 +66,7 @@ def save_head(folder: Path, model: Any, norm_path: str | None) -> None:
     stored_at: dict[int, str] = {}
     tied: dict[str, str] = {}
     for name, (_, module) in parts.items():
-        for key, value in module.state_dict().items():
+        for key, value in _tensors_of(module).items():
             if value.device.type == "meta":
                 raise HeadError(f"{name}.{key} is offloaded; load the model without offloading to write its head.")
             if value.data_ptr() in stored_at:
@@ -116,8 +116,17 @@ def _part(name: str, paths: Mapping[str, str], skeleton: nn.Module, tensors: Map
     state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
     module = skeleton.get_submodule(paths[name]).to_empty(device="cpu")
     # `assign` keeps each weight's stored dtype; the skeleton has the config's.
-    module.load_state_dict(state, assign=True)
+    persistent = module.state_dict().keys()
+    module.load_state_dict({key: value for key, value in state.items() if key in persistent}, assign=True)
+    for key in state.keys() - persistent:
+        owner, _, buffer = key.rpartition(".")
+        module.get_submodule(owner)._buffers[buffer] = state[key]
     return module.eval().requires_grad_(False)
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, those included that a state dict leaves out (Gemma's embedding scale is one)."""
+    return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
 @torch.no_grad()

@@ -1,0 +1,42 @@
+"""Final norm, lm_head and embeddings in a folder of their own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hiddentap.models.head import HeadError, load_head, save_head
+from support import tiny
+
+NORMS = {"llama": "model.norm", "gemma2": "model.norm", "gpt2": "transformer.ln_f", "kimi_linear": "model.norm"}
+
+
+@pytest.mark.parametrize("family", NORMS)
+def test_the_parts_compute_the_same_bits_when_read_back(family: str, tmp_path: Path) -> None:
+    model = tiny.build(family)
+    save_head(tmp_path, model, NORMS[family])
+    head = load_head(tmp_path)
+    rows = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(head.norm(rows), model.get_submodule(NORMS[family])(rows))
+    assert torch.equal(head.lm_head(rows), model.get_output_embeddings()(rows))
+    ids = tiny.token_ids(1, 5)
+    assert torch.equal(head.embeddings(ids), model.get_input_embeddings()(ids))
+
+
+def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
+    save_head(tmp_path / "tied", tiny.build_llama(tie_word_embeddings=True), "model.norm")
+    save_head(tmp_path / "own", tiny.build_llama(), "model.norm")
+    sizes = [(tmp_path / name / "head.safetensors").stat().st_size for name in ("tied", "own")]
+    assert sizes[1] - sizes[0] >= 96 * 32 * 4
+    head = load_head(tmp_path / "tied")
+    assert torch.equal(head.lm_head.weight, head.embeddings.weight)
+
+
+def test_bfloat16_stays_bfloat16(tmp_path: Path) -> None:
+    save_head(tmp_path, tiny.build("llama", dtype=torch.bfloat16), "model.norm")
+    assert load_head(tmp_path).lm_head.weight.dtype == torch.bfloat16
+
+
+def test_a_folder_without_a_head_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(HeadError, match=r"holds no head .*capture with --head"):
+        load_head(tmp_path)
