@@ -29,6 +29,7 @@ from hiddentap.capture.store import (
 )
 from hiddentap.capture.store.diskio import write_atomically
 from support.shards import COLUMNS, names, planned, rows_of, write_plan, write_shard
+from support.small_disk import small_disk as mounted_disk
 
 NAME = "shard-000000.safetensors"
 TESTS = Path(__file__).parent.parent
@@ -202,17 +203,8 @@ def test_a_real_kill_while_shards_are_written_one_after_the_other(tmp_path: Path
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"no file system of our own can be mounted here: {mounted.stderr.decode().strip()}")
-    try:
+    with mounted_disk(tmp_path / "disk", "4m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 BIG = (Column("aux_hidden_states", torch.float32, (1024,)),)
