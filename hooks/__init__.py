@@ -3,6 +3,7 @@
 from .collector import Collector, drop_inert_hooks
 from .compiled import compiled_layers
 from .errors import TapError
+from .logits import LogitsHead, TopLogits, find_logits_head
 from .positions import PositionsError, RealPositions, lone_pad_id, real_positions
 from .slots import ClonedStates, GatheredRows
 from .tap import ActiveTap, Captured, tap
@@ -17,14 +18,17 @@ __all__ = [
     "Final",
     "FinalNorm",
     "GatheredRows",
+    "LogitsHead",
     "PositionsError",
     "RealPositions",
     "TapError",
     "Taps",
+    "TopLogits",
     "Truth",
     "Watch",
     "compiled_layers",
     "drop_inert_hooks",
+    "find_logits_head",
     "lone_pad_id",
     "probe",
     "real_positions",

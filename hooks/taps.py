@@ -40,3 +40,7 @@ class Taps:
         """One readable name a tap, in slot order: the boundaries, then pre-norm, then post-norm."""
         norms = [name for name, asked in (("pre-norm", self.pre_norm), ("post-norm", self.post_norm)) if asked]
         return tuple(f"boundary {b}" for b in self.boundaries) + tuple(norms)
+
+    def with_post_norm(self) -> Taps:
+        """The same taps and post-norm."""
+        return Taps(self.boundaries, "both" if self.pre_norm else "post")

@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 )
 @click.option("--head", is_flag=True, help="Write final norm, lm_head and embeddings to OUT/head.")
 @click.option(
+    "--top-logits",
+    type=click.IntRange(0),
+    default=0,
+    metavar="K",
+    help="Store the K largest logits of each row, their ids and the log-sum-exp.",
+)
+@click.option(
     "--dtype",
     type=click.Choice(["auto", "bfloat16", "float16", "float32"]),
     default="auto",
@@ -133,6 +140,7 @@ def _settings(given: dict[str, Any]) -> Any:
         convention=given["convention"],
         final=given["final"],
         head=given["head"],
+        top_logits=given["top_logits"],
         text=TextSettings(
             max_length=given["max_length"],
             on_too_long=given["on_too_long"],

@@ -10,13 +10,22 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ...hooks import Collector, GatheredRows, TapError, Taps, compiled_layers, probe
+from ...hooks import (
+    Collector,
+    GatheredRows,
+    LogitsHead,
+    TapError,
+    Taps,
+    compiled_layers,
+    find_logits_head,
+    probe,
+)
 from ...models.call import input_device, without_cache
 from ...models.decoder import Decoder, find_decoder
 from ...models.pipeline import pipeline_group_of
 from ..mixin import require_single_stage
 from ..outputs import CompositeDeviceAuxiliaryOutput, DeviceAuxiliaryOutput, DeviceHiddenStates, RowLayout
-from ..store import Column, capture_columns
+from ..store import Column, capture_columns, generation_columns
 from .batches import TokenBatch
 from .row_faults import DeviceRowFaults, fault_codes
 
@@ -41,13 +50,17 @@ class AttachedModel:
     hidden_size: int
     dtype: torch.dtype
     norm_path: str | None
+    logits_head: LogitsHead | None = None
+    top_logits: int = 0
 
     def columns(self, store_dtype: torch.dtype) -> tuple[Column, ...]:
         """The columns of a shard of these taps."""
         taps = self.taps
-        return capture_columns(
+        rows = capture_columns(
             len(taps.boundaries), self.hidden_size, store_dtype, pre_norm=taps.pre_norm, post_norm=taps.post_norm
         )
+        top = [c for c in generation_columns(topk=self.top_logits) if c.name.startswith("topk_")]
+        return (*rows, *top)
 
 
 class HuggingFaceEngine:
@@ -58,16 +71,18 @@ class HuggingFaceEngine:
     ) -> None:
         """`tap_names`: what the taps are called where a fault of their rows is told, in slot order."""
         self._collector, self._store_dtype, self._tap_names = collector, store_dtype, tap_names
-        self._decoder, self._model = attached.decoder, attached.decoder.model
+        self._attached, self._model = attached, attached.decoder.model
         self._compiled = ExitStack()
         self._arguments = without_cache(self._model)
         self.device = input_device(self._model)
+        # Made once: a tensor made from a list on an accelerator waits for it.
+        self._zero_is_fault = torch.tensor([b > 0 for b in attached.taps.boundaries], device=self.device)
 
     def set_compiled(self, compiled: bool) -> None:
         """Run decoder layers compiled one by one, or as they are, from the next forward on."""
         self._compiled.close()
         if compiled:
-            self._compiled.enter_context(compiled_layers(self._decoder))
+            self._compiled.enter_context(compiled_layers(self._attached.decoder))
 
     @torch.inference_mode()
     def forward(self, batch: TokenBatch) -> DeviceAuxiliaryOutput:
@@ -79,22 +94,29 @@ class HuggingFaceEngine:
         return self._output(slots, RowLayout.of_prompts(positions.lengths))
 
     def _output(self, slots: GatheredRows, layout: RowLayout) -> DeviceAuxiliaryOutput:
-        taps, K = self._collector.taps, len(self._collector.taps.boundaries)
-        computed: dict[str, Tensor] = {}
+        tapped, asked = self._collector.taps, self._attached.taps
+        norms = [name for name, there in (("pre_norm", tapped.pre_norm), ("post_norm", tapped.post_norm)) if there]
+        computed = {name: slots.norms[len(tapped.boundaries) + i] for i, name in enumerate(norms)}
+        top = self._top_logits(computed["post_norm"]) if self._attached.top_logits else {}
+        if not asked.post_norm:
+            computed.pop("post_norm", None)
         if slots.aux_hidden_states is not None:
-            computed["aux_hidden_states"] = slots.aux_hidden_states
-        names = [name for name, asked in (("pre_norm", taps.pre_norm), ("post_norm", taps.post_norm)) if asked]
-        computed |= {name: slots.norms[K + i] for i, name in enumerate(names)}
+            computed = {"aux_hidden_states": slots.aux_hidden_states, **computed}
         stored = {name: rows.to(self._store_dtype) for name, rows in computed.items()}
         codes = torch.cat([self._codes(name, rows, stored[name]) for name, rows in computed.items()], 1)
         faults = DeviceRowFaults(codes, layout, self._tap_names, self._store_dtype)
-        return CompositeDeviceAuxiliaryOutput((DeviceHiddenStates(stored, layout), faults))
+        return CompositeDeviceAuxiliaryOutput((DeviceHiddenStates(stored | top, layout), faults))
+
+    def _top_logits(self, post_norm: Tensor) -> dict[str, Tensor]:
+        if self._attached.logits_head is None:
+            raise TapError("top logits were asked for without a head to make them.")
+        top = self._attached.logits_head.top(post_norm, self._attached.top_logits)
+        return {"topk_logits": top.values, "topk_ids": top.ids, "topk_logsumexp": top.logsumexp}
 
     def _codes(self, name: str, computed: Tensor, stored: Tensor) -> Tensor:
         if name != "aux_hidden_states":
             return fault_codes(computed[:, None], stored[:, None], zero_is_fault=True)
-        zero_is_fault = torch.tensor([b > 0 for b in self._collector.taps.boundaries], device=computed.device)
-        return fault_codes(computed, stored, zero_is_fault=zero_is_fault)
+        return fault_codes(computed, stored, zero_is_fault=self._zero_is_fault.to(computed.device))
 
 
 class TapsOf(Protocol):
@@ -103,7 +125,7 @@ class TapsOf(Protocol):
     def __call__(self, n: int) -> Taps: ...
 
 
-def attach(model: nn.Module, taps_of: TapsOf) -> tuple[AttachedModel, Collector]:
+def attach(model: nn.Module, taps_of: TapsOf, *, top_logits: int = 0) -> tuple[AttachedModel, Collector]:
     """Find the layers of `model`, see that the taps are true, and make their collector.
 
     Raises:
@@ -112,13 +134,16 @@ def attach(model: nn.Module, taps_of: TapsOf) -> tuple[AttachedModel, Collector]
     require_single_stage(getattr(model, "pp_group", None) or pipeline_group_of(model), "DSPARK")
     decoder = find_decoder(model)
     taps = taps_of(decoder.n)
+    tapped = taps.with_post_norm() if top_logits else taps
     truth = probe(decoder)
     truth.require(decoder, taps.boundaries)
-    norm = truth.require_norm(decoder) if taps.final != "none" else truth.norm
-    collector = Collector(decoder, taps, norm.module if norm else None)
+    norm = truth.require_norm(decoder) if tapped.final != "none" else truth.norm
     if truth.hidden_size is None or truth.dtype is None:
         raise TapError(f"no decoder layer of {type(model).__name__} gave a hidden state when it was tried.")
-    return AttachedModel(decoder, taps, truth.hidden_size, truth.dtype, norm.path if norm else None), collector
+    head = find_logits_head(decoder, norm.module) if top_logits and norm else None
+    collector = Collector(decoder, tapped, norm.module if norm else None)
+    path = norm.path if norm else None
+    return AttachedModel(decoder, taps, truth.hidden_size, truth.dtype, path, head, top_logits), collector
 
 
 @contextmanager

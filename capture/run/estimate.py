@@ -50,7 +50,7 @@ class RunEstimate:
 def estimate_run(settings: CaptureSettings) -> RunEstimate:
     """Tokenise the input of `settings`, time a few forwards, and add up; raises as `capture_dataset` does."""
     loaded = load_model(settings.model)
-    attached, collector = attach(loaded.model, settings.taps)
+    attached, collector = attach(loaded.model, settings.taps, top_logits=settings.top_logits)
     today = datetime.date.today().isoformat()
     options = settings.text.tokenise_options(settings.model, date=today, vocab_rows=attached.decoder.vocab_rows)
     kept: list[Sample] = []

@@ -31,6 +31,7 @@ def run_identity(
         "compute_dtype": _name(attached.dtype),
         "store_dtype": settings.store_dtype or _name(attached.dtype),
         "attn_implementation": _attention(attached),
+        "top_logits": settings.top_logits,
         "mode": "exact" if settings.exact else "batched",
         "tokenisation": tokenisation.as_dict(),
         "data": [_source(source) for source in settings.data],

@@ -39,7 +39,7 @@ def capture_dataset(
     """
     progress, stopping = progress or Silent(), stopping or Stopping()
     loaded = load_model(settings.model)
-    attached, collector = attach(loaded.model, settings.taps)
+    attached, collector = attach(loaded.model, settings.taps, top_logits=settings.top_logits)
     folder = OutputFolder(settings.out)
     with folder.lock():
         folder.remove_stray_files()

@@ -72,6 +72,7 @@ class CaptureSettings:
         layer_ids: K ids under `convention`.
         final: norm states to store beside them.
         head: whether the final norm, the lm_head and the embeddings are written to OUT/head as well.
+        top_logits: how many of the largest logits of each row are stored, with their ids and the log-sum-exp of all.
         store_dtype: dtype of the stored rows, or None for the one the model computes in.
         batch_tokens: positions of one forward, padding included, or None to try sizes out on the first batches.
         exact: one sample a forward, so that every row is, bit for bit, that of a plain forward.
@@ -88,6 +89,7 @@ class CaptureSettings:
     convention: Convention = "layer_output"
     final: Final = "pre"
     head: bool = False
+    top_logits: int = 0
     text: TextSettings = TextSettings()
     store_dtype: str | None = None
     batch_tokens: int | None = None
@@ -114,6 +116,8 @@ class CaptureSettings:
                 "exact runs one sample a forward, so batch_tokens has no meaning beside it; give one of them."
             )
 
+        if self.top_logits < 0:
+            raise UsageError(f"top_logits must be at least 0; got {self.top_logits}.")
         if self.compile not in COMPILE_MODES:
             raise UsageError(f"compile must be one of {', '.join(COMPILE_MODES)}; got {self.compile!r}.")
         if self.exact and self.compile == "on":

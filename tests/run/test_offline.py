@@ -300,6 +300,32 @@ def test_the_head_turns_stored_rows_into_the_models_logits(llama: Path, data: Pa
     assert torch.equal(head.embeddings(item["input_ids"]), model.get_input_embeddings()(item["input_ids"]))
 
 
+HEADS = {
+    "llama": {},
+    "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8},
+    "cohere": {},
+    "granite": {"logits_scaling": 3.0},
+}
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_top_logits_are_those_of_the_model_with_the_sum_of_all(family: str, data: Path, tmp_path: Path) -> None:
+    """Heads that are plain, soft-capped, multiplied, divided."""
+    model = tiny.build_type(family, vocab_size=VOCAB, pad_token_id=None, **HEADS[family])
+    folder = model_folder(tmp_path / "model", model)
+    capture_dataset(settings(folder, data, tmp_path / "out", exact=True, final="none", top_logits=7))
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    dataset = CapturedDataset(tmp_path / "out")
+    for item in (dataset[i] for i in range(len(dataset))):
+        with torch.no_grad():
+            logits = model(item["input_ids"][None], use_cache=False).logits[0]
+        values, ids = logits.topk(7)
+        torch.testing.assert_close(item["topk_logits"], values, atol=1e-5, rtol=1e-5)
+        assert torch.equal(item["topk_ids"].long(), ids)
+        torch.testing.assert_close(item["topk_logsumexp"], logits.logsumexp(-1), atol=1e-5, rtol=1e-5)
+        assert "post_norm" not in item
+
+
 def test_ids_beyond_the_embedding_are_rejected_before_any_forward(llama: Path, tmp_path: Path) -> None:
     rows = [
         {"id": "good", "input_ids": [5, 6, 7]},

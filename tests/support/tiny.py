@@ -75,6 +75,12 @@ def build(
     return _livened(AutoModelForCausalLM.from_config(config, dtype=dtype))
 
 
+def build_type(model_type: str, *, seed: int = 0, **fields: object) -> nn.Module:
+    """A model of a family that is not among `CONFIGS`."""
+    torch.manual_seed(seed)
+    return _livened(AutoModelForCausalLM.from_config(_config(model_type, **fields)))
+
+
 def build_llama(*, seed: int = 0, **fields: object) -> nn.Module:
     torch.manual_seed(seed)
     return _livened(AutoModelForCausalLM.from_config(llama_config(**fields)))
