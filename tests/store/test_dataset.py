@@ -1,6 +1,9 @@
 """Captured samples as a torch dataset."""
 
 import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,7 +113,7 @@ def test_a_batch_is_padded_on_the_right_with_its_lengths(tmp_path: Path) -> None
 @pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
 def test_loader_workers_read_the_same_items(tmp_path: Path, method: str, workers: int) -> None:
     data = CapturedDataset(make_folder(tmp_path / "out"))
-    assert data.index_of("s1") == 1  # the cached hashes are of this process and must not travel
+    assert data.index_of("s1") == 1
     loader = DataLoader(
         data, batch_size=2, num_workers=workers, multiprocessing_context=method, collate_fn=CapturedDataset.collate
     )
@@ -126,6 +129,15 @@ def test_loader_workers_read_the_same_items(tmp_path: Path, method: str, workers
         ("s4", [40]),
         ("s5", [50, 51, 52, 53, 54, 55]),
     ]
+
+
+def test_an_id_is_found_in_another_process_whose_hashes_differ(tmp_path: Path) -> None:
+    data = CapturedDataset(make_folder(tmp_path / "out"))
+    assert data.index_of("s3") == 2
+    (tmp_path / "pickled").write_bytes(pickle.dumps(data))
+    look = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).index_of('s3'))"
+    command = [sys.executable, "-c", look, str(tmp_path / "pickled")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "2\n"
 
 
 def test_an_incomplete_capture_is_refused_unless_asked_for(tmp_path: Path) -> None:

@@ -67,6 +67,15 @@ def test_a_plan_without_samples_is_a_plan(tmp_path: Path) -> None:
     assert (plan.M, plan.R, len(plan.shards), plan.lengths.tolist(), list(plan.rejects())) == (0, 0, 0, [], [])
 
 
+def test_a_plan_larger_than_its_buffers_keeps_its_checksums(tmp_path: Path) -> None:
+    with PlanWriter(tmp_path / "plan") as writer:
+        for i in range(3):
+            writer.add(np.full(300_000, i), np.ones(300_000, np.uint8), sample_id=str(i), source=0, line=1)
+        plan = writer.seal({}, ["a"])
+    assert plan.check() == []
+    assert [int(plan.input_ids(i).sum()) for i in range(3)] == [0, 300_000, 600_000]
+
+
 def test_leaving_without_a_seal_leaves_an_empty_folder(tmp_path: Path) -> None:
     with PlanWriter(tmp_path / "plan") as writer:
         writer.add([1], [1], sample_id="a", source=0, line=1)

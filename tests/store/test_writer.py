@@ -210,11 +210,14 @@ def test_a_shard_of_rejects_alone_is_sealed_empty(tmp_path: Path) -> None:
         assert tuple(file.get_tensor("aux_hidden_states").shape) == (0, 2, 4)
 
 
-def test_checksums_are_the_crc32_of_each_sample_s_bytes_also_when_its_rows_came_in_pieces(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pieces", [((2, 5), (0, 2), (5, 8)), ((0, 3), (3, 5), (5, 8)), ((5, 8), (0, 5))])
+def test_checksums_are_the_crc32_of_each_sample_s_bytes_whatever_pieces_its_rows_came_in(
+    tmp_path: Path, pieces: tuple[tuple[int, int], ...]
+) -> None:
     shard, samples = planned(3, 5)
     rows = rows_of(8)
     with PlannedShardWriter(tmp_path / NAME, shard, samples, COLUMNS, {}) as writer:
-        for start, stop in ((2, 5), (0, 2), (5, 8)):
+        for start, stop in pieces:
             writer.write(start, {name: tensor[start:stop] for name, tensor in rows.items()})
         writer.seal()
     stored = np.frombuffer(raw_tensor_bytes(tmp_path / NAME, "checksums"), "<u4").reshape(2, 4)
