@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.model_folder import CHATS, llama_folder, write_rows
 from support.smollm2 import smollm2_path
 
 torch.set_num_threads(1)
@@ -23,3 +24,15 @@ def smollm2_folder() -> Path:
     if not (folder / "config.json").is_file():
         pytest.skip(f"{folder} is not there: make it with `python scripts/smollm2.py`")
     return folder
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Llama with a byte tokenizer; tests do not change it."""
+    return llama_folder(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Five short conversations with the ids a to e."""
+    return write_rows(tmp_path / "chats.jsonl", CHATS)

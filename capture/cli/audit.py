@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .marked import show_marked
-from .options import model_options, template_arguments, template_text, text_options
+from .options import model_options, text_options, text_settings
 
 if TYPE_CHECKING:
     from ..data import Audit, Item, Sample
@@ -53,21 +53,13 @@ def _items(given: dict[str, Any]) -> tuple[Any, Iterator[Item]]:
     from ...models.decoder import text_config
     from ...models.loading import ModelSource, load_config
     from ..data import Tokeniser, tokenise
-    from ..run import TextSettings
 
     source = ModelSource(given["model"], given["revision"], trust_remote_code=given["trust_remote_code"])
-    text = TextSettings(
-        max_length=given["max_length"],
-        on_too_long=given["on_too_long"],
-        loss_on=given["loss_on"],
-        chat_template=template_text(given["chat_template"]),
-        template_args=template_arguments(given["template_arg"]),
-        strict=given["strict"],
-    )
+    text = text_settings(given)
     vocab_rows = getattr(text_config(load_config(source)), "vocab_size", None)
     today = datetime.date.today().isoformat()
     options = text.tokenise_options(source, date=today, vocab_rows=vocab_rows)
-    return Tokeniser(options), tokenise(given["data"], options, workers=given["workers"], limit=given["limit"])
+    return Tokeniser(options), tokenise(given["data"], options, workers=text.workers, limit=text.limit)
 
 
 def show_audit(result: Audit) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import layer_ids, model_options, template_arguments, template_text, text_options
+from .options import layer_ids, model_options, text_options, text_settings
 
 if TYPE_CHECKING:
     from ..run import RunSummary
@@ -127,7 +127,7 @@ def _dry_run(settings: Any) -> int:
 
 def _settings(given: dict[str, Any]) -> Any:
     from ...models.loading import ModelSource
-    from ..run import CaptureSettings, TextSettings
+    from ..run import CaptureSettings
 
     return CaptureSettings(
         model=ModelSource(
@@ -141,17 +141,7 @@ def _settings(given: dict[str, Any]) -> Any:
         final=given["final"],
         head=given["head"],
         top_logits=given["top_logits"],
-        text=TextSettings(
-            max_length=given["max_length"],
-            on_too_long=given["on_too_long"],
-            loss_on=given["loss_on"],
-            chat_template=template_text(given["chat_template"]),
-            template_args=template_arguments(given["template_arg"]),
-            strict=given["strict"],
-            limit=given["limit"],
-            workers=given["workers"],
-            allow_rejects=given["allow_rejects"],
-        ),
+        text=text_settings(given),
         store_dtype=given["store_dtype"],
         batch_tokens=given["batch_tokens"],
         exact=given["exact"],

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from ..run import TextSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -45,6 +48,23 @@ def template_text(path: Path | None) -> str | None:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{path} cannot be read: {error}", param_hint="--chat-template") from error
+
+
+def text_settings(given: Mapping[str, Any]) -> TextSettings:
+    """What `text_options` were given."""
+    from ..run import TextSettings
+
+    return TextSettings(
+        max_length=given["max_length"],
+        on_too_long=given["on_too_long"],
+        loss_on=given["loss_on"],
+        chat_template=template_text(given["chat_template"]),
+        template_args=template_arguments(given["template_arg"]),
+        strict=given["strict"],
+        limit=given["limit"],
+        workers=given["workers"],
+        allow_rejects=given["allow_rejects"],
+    )
 
 
 def model_options(function: Command) -> Command:

@@ -8,34 +8,8 @@ from pathlib import Path
 import pytest
 
 from hiddentap import CapturedDataset
-from hiddentap.capture.cli import main
 from support import tiny
-from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder, write_rows
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return llama_folder(tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return write_rows(tmp_path / "chats.jsonl", CHATS)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run the command in this process: (exit code, standard output, standard error)."""
-
-    def run_command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hiddentap", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return int(ended.value.code or 0), out, err
-
-    return run_command
+from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder
 
 
 def test_capture_fills_a_folder_and_sums_it_up(run, llama: Path, data: Path, tmp_path: Path) -> None:

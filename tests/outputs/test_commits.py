@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+
 from hiddentap.capture.outputs import CommittedTokens, commits_of_step, visible_length
 from support.fake_requests import FakeBatch, FakeRequest
 

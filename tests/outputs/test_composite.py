@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
+
 from hiddentap.capture.outputs import (
     CommittedTokens,
     CompositeDeviceAuxiliaryOutput,
@@ -14,7 +16,6 @@ from hiddentap.capture.outputs import (
     append_auxiliary_output,
 )
 from support.fake_requests import FakeBatch, FakeRequest
-from torch import Tensor
 
 
 class FakeHost:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
+
 from hiddentap.capture.outputs import (
     CommittedTokens,
     DeviceAuxiliaryOutput,
@@ -16,7 +18,6 @@ from hiddentap.capture.outputs import (
     RowLayout,
 )
 from support.fake_requests import FakeBatch, FakeRequest
-from torch import Tensor
 
 
 def rows(count: int) -> Tensor:

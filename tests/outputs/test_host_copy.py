@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from hiddentap.capture.outputs import (
     CompositeDeviceAuxiliaryOutput,
     DeviceHiddenStates,
@@ -14,7 +16,6 @@ from hiddentap.capture.outputs import (
     RowLayout,
     host_copy,
 )
-from torch import Tensor
 
 needs_accelerator = pytest.mark.skipif(
     not torch.accelerator.is_available(), reason="needs an accelerator: checks real streams and pinned memory"

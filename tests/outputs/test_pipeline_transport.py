@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from hiddentap.capture.outputs import (
     CompositeDeviceAuxiliaryOutput,
     PipelineParallelAuxiliaryOutput,
@@ -14,7 +16,6 @@ from hiddentap.capture.outputs import (
     pipeline_observer,
     pop_auxiliary_output_from_pp_tensors,
 )
-from torch import Tensor
 
 PREFIX = "__sampling_observer_output__."
 

@@ -16,17 +16,7 @@ from hiddentap.hooks import TapError
 from hiddentap.models.errors import RunError, UsageError
 from hiddentap.models.head import load_head
 from support import tiny
-from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder, write_rows
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return llama_folder(tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return write_rows(tmp_path / "chats.jsonl", CHATS)
+from support.model_folder import CHATS, VOCAB, chat, model_folder, write_rows
 
 
 def settings(model: Path, data: Path, out: Path, **fields: object) -> CaptureSettings:

@@ -16,14 +16,9 @@ from hiddentap.capture.run import RunStopped, Stopping
 from hiddentap.capture.run.engine import HuggingFaceEngine
 from hiddentap.capture.store import PlannedShardWriter
 from hiddentap.models.errors import RunError
-from support.model_folder import CHATS, chat, llama_folder, write_rows
+from support.model_folder import CHATS, chat, write_rows
 
 MANY = [chat("q" * (i % 7), "a" * (5 + i % 11), id=f"s{i}") for i in range(60)]
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return llama_folder(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture

@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from torch import nn
+
 from support import tiny
 from support.templates import CHATML, byte_tokenizer
-from torch import nn
 
 # One token per byte and three special ones: 259 ids.
 VOCAB = 259

@@ -87,7 +87,10 @@ def build_llama(*, seed: int = 0, **fields: object) -> nn.Module:
 
 
 def build_kimi_k25(*, seed: int = 0, vocab_size: int = VOCAB, pad_token_id: int | None = 0) -> nn.Module:
-    """An image-text model whose text decoder is a DeepSeek-V3 of 4 layers and whose vision tower has 3; the last id is the image's."""
+    """An image-text model whose text decoder is a DeepSeek-V3 of 4 layers and whose vision tower has 3.
+
+    The last id stands for an image.
+    """
     torch.manual_seed(seed)
     text = _config("deepseek_v3", **_deepseek_v3(vocab_size=vocab_size, pad_token_id=pad_token_id)).to_dict()
     vision = {
