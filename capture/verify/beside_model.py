@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from ...models.head import DESCRIPTION_FILE, Head, HeadError, load_head
 from ...models.loading import LoadedModel, ModelSource
@@ -17,12 +19,14 @@ from .chosen import ChosenSample, chosen_places, read_chosen
 from .comparison import Comparison
 from .declared import Declaration
 from .plain_forward import NoReferenceError, PlainForward
-from .prediction import in_words, judge_predictions, model_head, predict, predicting_tap
+from .prediction import in_words, is_whole, judge_predictions, model_head, predict, predicting_tap
 from .reference_model import reference_model
 from .report import TapAgreement
 from .verdict import merged
 
 HALF = ("bfloat16", "float16")
+# So many are judged together, and held in memory meanwhile: a repair looks at one of every shard.
+SAMPLES_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -48,57 +52,66 @@ def beside_model(
     """Compare `samples` of the shards' samples; see `verify`."""
     places = chosen_places(shards, samples, each_shard=each_shard)
     declarations, silent = _declarations(shard for shard, _ in places)
-    chosen = list(read_chosen([place for place in places if place[0].path in declarations]))
-    if not chosen:
+    chosen = read_chosen([place for place in places if place[0].path in declarations])
+    first = next(chosen, None)
+    if first is None:
         return BesideModel(tuple(silent), ("no sample was compared with a model",))
-    declaration = declarations[chosen[0].shard.path]
-    reference = reference_model(declaration, model)
+    chosen = chain([first], chosen)
+    reference = reference_model(declarations[first.name.path], model)
     head, broken = _stored_head(folder)
     told = [*silent, *broken, *(_finding(folder.path, what, "warning") for what in reference.differences)]
     if reference.loaded is None:
-        alone = _head_alone(chosen, declarations, head)
-        notes = (f"no sample was compared with a model: {reference.note}", *alone.notes)
-        return BesideModel((*told, *alone.findings), notes, same_model=not reference.differences)
-    try:
-        with _threads(declaration.threads):
-            beside = _compared(chosen, declarations, reference.loaded, head)
-    except NoReferenceError as error:
-        return BesideModel((*told, _finding(folder.path, f"not compared with the model: {error}", "error")))
-    return BesideModel(
-        (*told, *beside.findings), (), beside.agreement, len(chosen), beside.reference, not reference.differences
-    )
+        found = _head_alone(chosen, declarations, head)
+        found = replace(found, notes=(f"no sample was compared with a model: {reference.note}", *found.notes))
+    else:
+        found = _compared(chosen, first, declarations, reference.loaded, head, folder)
+    return replace(found, findings=(*told, *found.findings), same_model=not reference.differences)
 
 
 def _compared(
-    chosen: Sequence[ChosenSample], declarations: dict[Path, Declaration], loaded: LoadedModel, head: Head | None
+    chosen: Iterator[ChosenSample],
+    first: ChosenSample,
+    declarations: dict[Path, Declaration],
+    loaded: LoadedModel,
+    head: Head | None,
+    folder: OutputFolder,
 ) -> BesideModel:
-    declaration = declarations[chosen[0].shard.path]
-    plain = PlainForward(loaded.model, declaration.layers_path, chosen[0].input_ids)
+    declaration = declarations[first.name.path]
+    count = 0
+    with _threads(declaration.threads):
+        try:
+            plain = _plain_forward(loaded, declaration, first)
+        except NoReferenceError as error:
+            return BesideModel((_finding(folder.path, f"not compared with the model: {error}", "error"),))
+        half = declaration.dtype in HALF
+        comparison = Comparison(plain, model_head(plain.norm, loaded.model), head, declarations, half)
+        while some := list(islice(chosen, SAMPLES_AT_ONCE)):
+            for sample in some:
+                comparison.add(sample)
+            comparison.decide(loaded.model)
+            count += len(some)
+    source = f"{plain.source}, computed in {declaration.dtype}"
+    return BesideModel(tuple(merged(comparison.verdicts)), (), comparison.agreement(), count, source)
+
+
+def _plain_forward(loaded: LoadedModel, declaration: Declaration, sample: ChosenSample) -> PlainForward:
+    plain = PlainForward(loaded.model, declaration.layers_path, sample.input_ids)
     if plain.n != declaration.n:
         raise NoReferenceError(
             f"it has {plain.n} decoder layers and the headers say {declaration.n}: it is another model."
         )
-    half = declaration.compute_dtype in HALF
-    comparison = Comparison(plain, head or model_head(plain.norm, loaded.model), declarations, half)
-    for sample in chosen:
-        comparison.add(sample)
-    agreement = comparison.agreement()
-    if comparison.undecided:
-        loaded.model.float()
-        comparison.decide(plain)
-    source = f"{plain.source}, computed in {declaration.compute_dtype}"
-    return BesideModel(tuple(merged(comparison.verdicts)), (), agreement, len(chosen), source)
+    return plain
 
 
 def _head_alone(
-    chosen: Sequence[ChosenSample], declarations: dict[Path, Declaration], head: Head | None
+    chosen: Iterable[ChosenSample], declarations: dict[Path, Declaration], head: Head | None
 ) -> BesideModel:
     """What the stored head makes of the stored rows, held against the tokens that follow."""
-    if head is None or head.norm is None or head.lm_head is None:
+    if head is None or not is_whole(head):
         return BesideModel()
     predictions = []
     for sample in chosen:
-        declaration = declarations[sample.shard.path]
+        declaration = declarations[sample.name.path]
         tap = predicting_tap(declaration.taps, declaration.n)
         prediction = predict(sample, tap, head) if tap else None
         predictions += [prediction] if prediction else []
@@ -122,8 +135,8 @@ def _stored_head(folder: OutputFolder) -> tuple[Head | None, list[Finding]]:
         return None, []
     try:
         return load_head(folder.head), []
-    except HeadError as error:
-        return None, [_finding(folder.head, str(error), "error")]
+    except (HeadError, SafetensorError) as error:
+        return None, [_finding(folder.head, f"the head cannot be read: {error}", "error")]
 
 
 def _finding(path: Path, what: str, severity: Severity) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor
@@ -12,11 +13,19 @@ from ..store import Shard, ShardError
 
 
 @dataclass(frozen=True)
+class SampleName:
+    """Which sample: `position` in the shard at `path`, and its id (two samples may share one)."""
+
+    path: Path
+    position: int
+    sample_id: str
+
+
+@dataclass(frozen=True)
 class ChosenSample:
     """One sample as stored; columns: every tensor of its rows, (S, ...)."""
 
-    shard: Shard
-    sample_id: str
+    name: SampleName
     columns: dict[str, Tensor]
 
     @property
@@ -52,7 +61,8 @@ def read_chosen(places: Sequence[tuple[Shard, int]]) -> Iterator[ChosenSample]:
     for shard, position in places:
         try:
             with shard:
-                sample = ChosenSample(shard, shard.samples.id(position), shard.sample(position))
+                name = SampleName(shard.path, position, shard.samples.id(position))
+                sample = ChosenSample(name, shard.sample(position))
         except ShardError:
             continue
         yield sample

@@ -8,12 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from ...models.head import Head
 from .chosen import ChosenSample
 from .declared import Declaration, DeclaredTap, State
+from .float32 import in_float32
 from .plain_forward import PlainForward, PlainStates
-from .prediction import against_logits, predicting_tap
+from .prediction import against_logits, is_whole, predicting_tap
 from .report import TapAgreement
 from .values import ComparedTap, compare, judge_bits, judge_float32, judge_half
 from .verdict import Verdict
@@ -23,65 +25,74 @@ _SAME_LIBRARIES = ("torch", "transformers")
 
 @dataclass
 class Comparison:
-    """`add` samples, then `decide` what waits for float32; `verdicts` grows with both.
+    """`add` some samples, then `decide` what waits for float32, and so on; `verdicts` grows with both.
 
-    half: whether the run computed in half precision. undecided: taps that differ by what may be rounding.
+    own_head, stored_head: the model's, and the one of the folder. half: whether the run computed in half precision.
     """
 
     plain: PlainForward
-    head: Head
+    own_head: Head
+    stored_head: Head | None
     declarations: Mapping[Path, Declaration]
     half: bool
-    compared: list[ComparedTap] = field(default_factory=list)
-    undecided: list[ComparedTap] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
+    _undecided: list[ComparedTap] = field(default_factory=list)
+    _errors: dict[tuple[str, State], list[Tensor]] = field(default_factory=dict)
+    _differing: dict[tuple[str, State], int] = field(default_factory=dict)
 
     def add(self, sample: ChosenSample) -> None:
         """Compare every tap of a sample with a plain forward, and the head's tokens with the model's."""
-        taps = self.declarations[sample.shard.path].taps
+        taps = self.declarations[sample.name.path].taps
         shown = self.plain(sample.input_ids)
         compared, verdicts = compare(sample, taps, shown.states, half=self.half)
-        self.compared += compared
         self.verdicts += verdicts
         for one in compared:
+            self._count(one)
             self._judge(one)
         self._predict(sample, taps, shown)
 
-    def decide(self, in_float32: PlainForward) -> None:
-        """Judge what is undecided beside forwards of the same weights in float32."""
-        self.verdicts += judge_half(self.undecided, in_float32, bits_due=self._bits_due)
+    def decide(self, model: nn.Module) -> None:
+        """Judge what may be rounding of half precision, beside forwards of the same weights in float32."""
+        if self._undecided:
+            with in_float32(model):
+                self.verdicts += judge_half(self._undecided, self.plain, bits_due=self._bits_due)
+            self._undecided.clear()
 
     def agreement(self) -> tuple[TapAgreement, ...]:
         """How near the stored rows came, by tap."""
-        by_tap: dict[tuple[str, State], list[ComparedTap]] = {}
-        for one in self.compared:
-            by_tap.setdefault((one.tap.label, one.tap.state), []).append(one)
-        return tuple(_agreement(label, state, group) for (label, state), group in by_tap.items())
+        found = []
+        for (label, state), parts in self._errors.items():
+            errors = torch.cat(parts)
+            equal = len(errors) - self._differing[label, state]
+            largest = float(errors.max())
+            found.append(TapAgreement(label, str(state), len(errors), equal, float(errors.median()), largest))
+        return tuple(found)
+
+    def _count(self, one: ComparedTap) -> None:
+        key = one.tap.label, one.tap.state
+        self._errors.setdefault(key, []).append(one.errors)
+        self._differing[key] = self._differing.get(key, 0) + int(one.differing.sum())
 
     def _judge(self, one: ComparedTap) -> None:
         verdict = judge_bits(one, bits_due=self._bits_due(one))
         if verdict is None and bool(one.differing.any()):
             if self.half:
-                self.undecided.append(one)
+                self._undecided.append(one)
                 return
             verdict = judge_float32(one, bits_due=self._bits_due(one))
         self.verdicts += [verdict] if verdict else []
 
     def _bits_due(self, one: ComparedTap) -> bool:
         """Whether the run promised the bits of a plain forward, and the libraries here are those that it used."""
-        declaration = self.declarations[one.sample.shard.path]
+        declaration = self.declarations[one.sample.name.path]
         made_with = declaration.made_with
         return declaration.exact and all(made_with.get(name) == version(name) for name in _SAME_LIBRARIES)
 
     def _predict(self, sample: ChosenSample, taps: Sequence[DeclaredTap], shown: PlainStates) -> None:
         tap = predicting_tap(taps, self.plain.n)
-        usable = self.head.norm is not None and self.head.lm_head is not None
-        if usable and tap is not None and tap.state in shown.states and shown.logits is not None:
-            verdict = against_logits(sample, tap, self.head, shown.states[tap.state], shown.logits)
+        if tap is None or tap.state not in shown.states or shown.logits is None or not is_whole(self.own_head):
+            return
+        own = self.own_head, shown.states[tap.state]
+        for head in (self.own_head, *([self.stored_head] if self.stored_head else [])):
+            verdict = against_logits(sample, tap, head, own, shown.logits) if is_whole(head) else None
             self.verdicts += [verdict] if verdict else []
-
-
-def _agreement(label: str, state: State, group: Sequence[ComparedTap]) -> TapAgreement:
-    errors = torch.cat([one.errors for one in group])
-    equal = len(errors) - sum(int(one.differing.sum()) for one in group)
-    return TapAgreement(label, str(state), len(errors), equal, float(errors.median()), float(errors.max()))

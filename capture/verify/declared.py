@@ -49,6 +49,7 @@ class Declaration:
     Attributes:
         taps: those of the columns that are there.
         n: number of decoder layers.
+        dtype: what the weights were in, so what the run computed in.
         exact: made one sample a forward, without a cache, so that bits can be asked for.
         threads, libraries: what the rows were made with; None and {} where that is not told.
     """
@@ -57,7 +58,7 @@ class Declaration:
     n: int
     layers_path: str | None
     model: Mapping[str, Any]
-    compute_dtype: str
+    dtype: str
     attn_implementation: str | None
     exact: bool
     threads: int | None
@@ -83,8 +84,9 @@ def _read(about: Mapping[str, Any], shard: Shard) -> Declaration:
         taps=_taps(about["taps"], {name: column.shape for name, column in columns.items()}),
         n=int(about["taps"]["num_hidden_layers"]),
         layers_path=about["taps"].get("layers_path"),
-        model=about.get("model", {}),
-        compute_dtype=about["compute_dtype"],
+        model=about["model"],
+        # What the run computes in may be told of its weights alone: some models keep their residual stream in float32.
+        dtype=about["model"].get("weights_dtype") or about["compute_dtype"],
         attn_implementation=attention if isinstance(attention, str) else None,
         # Rows of a generation come from cached steps, whose bits no single forward has.
         exact=about.get("mode") == "exact" and "output_ids" not in columns and not made_with.get("compiled", False),

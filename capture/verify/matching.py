@@ -43,18 +43,18 @@ def row_errors(rows: Tensor, truth: Tensor) -> Tensor:
     """(S,) float64: |a - b| / |b| of each row of two (S, H) tensors; 0 where they are equal, inf where it is no number."""
     a, b = rows.double(), truth.double()
     gap = torch.linalg.vector_norm(a - b, dim=-1)
-    errors = (gap / torch.linalg.vector_norm(b, dim=-1)).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    errors: Tensor = (gap / torch.linalg.vector_norm(b, dim=-1)).nan_to_num(nan=torch.inf, posinf=torch.inf)
     equal = gap == 0
     if rows.dtype == truth.dtype:
         equal |= ~differing_rows(rows, truth)  # NaNs of one kind
-    return errors.masked_fill(equal, 0.0)
+    errors[equal] = 0.0
+    return errors
 
 
 def differing_rows(rows: Tensor, truth: Tensor) -> Tensor:
     """(S,) bool: rows whose bits are not those of `truth`, of the same dtype; equal NaNs are equal."""
     integers = _BITS[rows.dtype.itemsize]
-    different: Tensor = rows.contiguous().view(integers) != truth.contiguous().view(integers)
-    return different.any(-1)
+    return torch.ne(rows.contiguous().view(integers), truth.contiguous().view(integers)).any(-1)
 
 
 def closest_other(stored: Tensor, states: Mapping[State, Tensor], declared: State) -> Match | None:

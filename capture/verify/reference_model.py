@@ -72,7 +72,7 @@ def _is_here(source: ModelSource) -> bool:
 
 
 def _computing_alike(source: ModelSource, declaration: Declaration) -> ModelSource:
-    dtype = declaration.compute_dtype if source.dtype == "auto" else source.dtype
+    dtype = declaration.dtype if source.dtype == "auto" else source.dtype
     return replace(
         source, dtype=dtype, attn_implementation=source.attn_implementation or declaration.attn_implementation
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .chosen import ChosenSample
+from .chosen import ChosenSample, SampleName
 from .declared import DeclaredTap, State
 from .matching import Match, closest_other, differing_rows, is_better, match_of, row_errors
 from .plain_forward import PlainForward
@@ -37,7 +37,7 @@ class ComparedTap:
     better: bool
 
     def verdict(self, what: str, detail: str = "") -> Verdict:
-        return Verdict(self.sample, self.tap, what, detail)
+        return Verdict(self.sample.name, self.tap, what, detail)
 
 
 def compare(
@@ -56,7 +56,7 @@ def compare(
             found = "nothing" if single is None else f"rows of {single.shape[-1]}"
             detail = f"the model shows {found} for {tap.state}"
             what = f"{tap.label} has nothing to be compared with"
-            verdicts.append(Verdict(sample, tap, what, detail, "warning"))
+            verdicts.append(Verdict(sample.name, tap, what, detail, "warning"))
             continue
         closest = closest_other(stored, alike, tap.state)
         better = closest is not None and is_better(closest, match_of(stored, tap.state, single), half=half)
@@ -136,7 +136,7 @@ def not_bit_equal(compared: ComparedTap) -> Verdict:
         f"{int(compared.differing.sum())} of {len(compared.differing)} rows of {compared.tap.label} differ, by up to "
         f"{float(compared.errors.max()):.2g} of their length: another processor rounds otherwise, or they were changed"
     )
-    return Verdict(compared.sample, compared.tap, "an exact run, but not bit-equal here", detail, "warning")
+    return Verdict(compared.sample.name, compared.tap, "an exact run, but not bit-equal here", detail, "warning")
 
 
 def _beyond_rounding(compared: ComparedTap, stored: Tensor, single: Tensor) -> Verdict | None:
@@ -148,7 +148,7 @@ def _beyond_rounding(compared: ComparedTap, stored: Tensor, single: Tensor) -> V
 
 
 def _by_sample(compared: Iterable[ComparedTap]) -> list[list[ComparedTap]]:
-    groups: dict[int, list[ComparedTap]] = {}
+    groups: dict[SampleName, list[ComparedTap]] = {}
     for one in compared:
-        groups.setdefault(id(one.sample), []).append(one)
+        groups.setdefault(one.sample.name, []).append(one)
     return list(groups.values())

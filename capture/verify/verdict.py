@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..store import Finding
 from ..store.checks import Severity
-from .chosen import ChosenSample
+from .chosen import SampleName
 from .declared import DeclaredTap
 from .matching import Match
 
@@ -19,7 +19,7 @@ class Verdict:
     what: the same words for every sample with the same fault. detail: numbers of this sample.
     """
 
-    sample: ChosenSample
+    sample: SampleName
     tap: DeclaredTap
     what: str
     detail: str = ""
@@ -43,7 +43,7 @@ def merged(verdicts: Iterable[Verdict]) -> list[Finding]:
     """One finding per shard, tensor and fault; it names the sample where it is one."""
     groups: dict[tuple[str, str, str, Severity], list[Verdict]] = {}
     for verdict in verdicts:
-        key = (str(verdict.sample.shard.path), verdict.tap.column, verdict.what, verdict.severity)
+        key = (str(verdict.sample.path), verdict.tap.column, verdict.what, verdict.severity)
         groups.setdefault(key, []).append(verdict)
     return [
         Finding(path, group[0].sample.sample_id if _samples(group) == 1 else None, tensor, _told(what, group), severity)
@@ -60,7 +60,7 @@ def _told(what: str, group: list[Verdict]) -> str:
 
 
 def _samples(group: list[Verdict]) -> int:
-    return len({id(verdict.sample) for verdict in group})
+    return len({verdict.sample for verdict in group})
 
 
 def _shifted(shift: int) -> str:

@@ -7,25 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hiddentap import CaptureSettings, ModelSource, capture_dataset
 from hiddentap.capture.verify import Report, verify
 from support import tiny
+from support.captured import captured, plain_states
 from support.damage import Columns, flip_bit, rewrite
-from support.model_folder import VOCAB, chat, llama_folder, model_folder, write_rows
-
-# Near-equal lengths, so that a batched run has batches of several samples.
-CHATS = [chat(f"How far is town {i}?", f"About {i * 7 + 10} miles by road.", id=f"s{i}") for i in range(6)]
-LAYERS = (0, 1, 3)
-
-
-def captured(model: Path, folder: Path, **fields: object) -> Path:
-    data = write_rows(folder.with_suffix(".jsonl"), CHATS)
-    given = {"layer_ids": LAYERS, "final": "both", "shard_rows": 200} | fields
-    capture_dataset(CaptureSettings(model=ModelSource(str(model)), data=(str(data),), out=folder, **given))
-    return folder
+from support.model_folder import VOCAB, llama_folder, model_folder
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +50,6 @@ def folders(place: Path, llama: Path, halved: Path) -> dict[str, Path]:
 @pytest.fixture
 def copy(folders: Mapping[str, Path], tmp_path: Path) -> Callable[[str], Path]:
     return lambda name: Path(shutil.copytree(folders[name], tmp_path / "out"))
-
-
-@torch.no_grad()
-def states(model: nn.Module, ids: Tensor) -> tuple[Tensor, ...]:
-    """Boundaries 0..4 and post-norm, (S, H) each, in float32 arithmetic if the model is."""
-    seen = []
-    handle = model.model.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    hs = model(ids[None].long(), output_hidden_states=True, use_cache=False).hidden_states
-    handle.remove()
-    return tuple(state[0] for state in (*hs[:4], seen[0], hs[4]))
 
 
 def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -119,7 +98,7 @@ def test_layer_ids_off_by_one_are_named(name: str, copy, llama: Path, halved: Pa
     model = loaded(halved, torch.bfloat16) if name == "half" else loaded(llama)
 
     def off_by_one(columns: Columns) -> None:
-        right = states(model, columns["input_ids"])
+        right = plain_states(model, columns["input_ids"])
         columns["aux_hidden_states"] = torch.stack([right[k] for k in (0, 1, 3)], 1)
 
     rewrite(out, off_by_one)
@@ -168,7 +147,7 @@ def test_shifted_rows_of_another_layer_are_named_as_both(copy, llama: Path) -> N
     out, model = copy("exact"), loaded(llama)
 
     def damage(columns: Columns) -> None:
-        right = states(model, columns["input_ids"])[1]
+        right = plain_states(model, columns["input_ids"])[1]
         columns["aux_hidden_states"][:, 1] = torch.cat([right[1:], right[:1]])
 
     rewrite(out, damage, sample="s0")
@@ -221,7 +200,7 @@ def test_another_models_rows_are_told_as_such_and_as_no_layer(name: str, copy, s
     out, model = copy(name), loaded(stranger)
 
     def replace(columns: Columns) -> None:
-        right, dtype = states(model, columns["input_ids"]), columns["pre_norm"].dtype
+        right, dtype = plain_states(model, columns["input_ids"]), columns["pre_norm"].dtype
         columns["aux_hidden_states"] = torch.stack([right[k] for k in (1, 2, 4)], 1).to(dtype)
         columns["pre_norm"], columns["post_norm"] = right[4].to(dtype), right[5].to(dtype)
 
@@ -309,7 +288,7 @@ def in_float32(halved: Path, noise: float = 0.0) -> Callable[[Columns], None]:
     generator = torch.Generator().manual_seed(0)
 
     def change(columns: Columns) -> None:
-        right = states(model, columns["input_ids"])
+        right = plain_states(model, columns["input_ids"])
         rows = [
             state + noise * state.norm(dim=-1, keepdim=True) / 32**0.5 * torch.randn(state.shape, generator=generator)
             for state in right

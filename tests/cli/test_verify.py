@@ -1,0 +1,93 @@
+"""`hiddentap verify` as a user types it."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from hiddentap.capture.cli import main
+from support.captured import captured
+from support.damage import Columns, rewrite
+from support.model_folder import llama_folder
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_folder(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def good(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return captured(llama, tmp_path_factory.mktemp("good") / "out", exact=True)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def run_command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hiddentap", "verify", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return int(ended.value.code or 0), out, err
+
+    return run_command
+
+
+def test_a_good_folder_is_code_0_and_says_what_was_compared(run, good: Path) -> None:
+    code, out, err = run(good)
+    assert (code, err) == (0, "")
+    assert "compared   6 samples with plain forwards" in out
+    assert "layer 1    boundary 2: all rows bit-equal" in out
+    assert out.splitlines()[-1] == "nothing was found"
+
+
+def test_a_damaged_folder_is_code_1_and_says_where_and_what(run, good: Path, llama: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(good, tmp_path / "out"))
+
+    def swap(columns: Columns) -> None:
+        columns["aux_hidden_states"] = columns["aux_hidden_states"][:, [1, 0, 2]].contiguous()
+
+    rewrite(folder, swap, index=1)
+    code, out, _ = run(folder, "--model", llama, "--samples", 2)
+    assert code == 1
+    lines = out.splitlines()
+    assert any(
+        line.startswith("error: shards/shard-000001.safetensors: sample 's")
+        and line.endswith("aux_hidden_states: stored layer 0 matches boundary 2, not 1 as declared")
+        for line in lines
+    )
+    assert lines[-1] == "2 findings"
+
+
+def test_repair_says_what_it_removed(run, good: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(good, tmp_path / "out"))
+    rewrite(folder, lambda columns: columns["pre_norm"].mul_(-1), index=0)
+    code, out, _ = run(folder, "--repair")
+    assert code == 1
+    assert "removed    shard-000000.safetensors: the same capture command makes it again" in out
+    assert not (folder / "shards/shard-000000.safetensors").exists()
+
+
+def test_no_model_is_asked_for_by_none(run, good: Path) -> None:
+    code, out, _ = run(good, "--model", "none")
+    assert code == 0
+    assert "no sample was compared with a model: not asked for" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["{nowhere}"], "holds no captured shards"),
+        (["{good}", "--model", "{nowhere}"], "cannot be loaded as a model"),
+        (["{good}", "--samples", "-1"], "Invalid value"),
+        ([], "Missing argument 'OUT'"),
+    ],
+)
+def test_wrong_use_is_one_line_and_code_2(run, good: Path, tmp_path: Path, arguments: list[str], text: str) -> None:
+    places = {"good": good, "nowhere": tmp_path / "nowhere"}
+    code, out, err = run(*(argument.format(**places) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert text in err
