@@ -91,7 +91,18 @@ def _compared(
             comparison.decide(loaded.model)
             count += len(some)
     source = f"{plain.source}, computed in {declaration.dtype}"
-    return BesideModel(tuple(merged(comparison.verdicts)), (), comparison.agreement(), count, source)
+    return BesideModel(
+        tuple(merged(comparison.verdicts)), _not_shown(declaration), comparison.agreement(), count, source
+    )
+
+
+def _not_shown(declaration: Declaration) -> tuple[str, ...]:
+    left_out = [tap.label for tap in declaration.taps if tap not in declaration.comparable_taps]
+    if not left_out:
+        return ()
+    return (
+        f"{', '.join(left_out)} were not compared: adapter {declaration.adapter} reads what no plain forward shows",
+    )
 
 
 def _plain_forward(loaded: LoadedModel, declaration: Declaration, sample: ChosenSample) -> PlainForward:

@@ -42,7 +42,7 @@ class Comparison:
 
     def add(self, sample: ChosenSample) -> None:
         """Compare every tap of a sample with a plain forward, and the head's tokens with the model's."""
-        taps = self.declarations[sample.name.path].taps
+        taps = self.declarations[sample.name.path].comparable_taps
         shown = self.plain(sample.input_ids)
         compared, verdicts = compare(sample, taps, shown.states, half=self.half)
         self.verdicts += verdicts

@@ -11,6 +11,10 @@ from torch import Tensor
 from ..store import Shard
 
 
+# Ways of reading a layer (`models.adapters`) that give what the next layer takes in; None is the plain one.
+COMPARABLE = (None, "next_input", "tuple.first", "hidden_residual.sum")
+
+
 @dataclass(frozen=True, order=True)
 class State:
     """A state of the model: boundary k, or, `normed`, what the final norm makes of boundary n."""
@@ -49,6 +53,7 @@ class Declaration:
     Attributes:
         taps: those of the columns that are there.
         n: number of decoder layers.
+        adapter: how layers were read where that is not plain.
         dtype: what the weights were in, so what the run computed in.
         exact: made one sample a forward, without a cache, so that bits can be asked for.
         threads, libraries: what the rows were made with; None and {} where that is not told.
@@ -57,12 +62,18 @@ class Declaration:
     taps: tuple[DeclaredTap, ...]
     n: int
     layers_path: str | None
+    adapter: str | None
     model: Mapping[str, Any]
     dtype: str
     attn_implementation: str | None
     exact: bool
     threads: int | None
     made_with: Mapping[str, Any]
+
+    @property
+    def comparable_taps(self) -> tuple[DeclaredTap, ...]:
+        """Those that a plain forward shows: a mixture or a choice among several streams is a reading of its own."""
+        return tuple(tap for tap in self.taps if self.adapter in COMPARABLE or tap.column != "aux_hidden_states")
 
     @classmethod
     def of(cls, shard: Shard) -> Declaration:
@@ -84,6 +95,7 @@ def _read(about: Mapping[str, Any], shard: Shard) -> Declaration:
         taps=_taps(about["taps"], {name: column.shape for name, column in columns.items()}),
         n=int(about["taps"]["num_hidden_layers"]),
         layers_path=about["taps"].get("layers_path"),
+        adapter=about["taps"].get("adapter"),
         model=about["model"],
         # What the run computes in may be told of its weights alone: some models keep their residual stream in float32.
         dtype=about["model"].get("weights_dtype") or about["compute_dtype"],

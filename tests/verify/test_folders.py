@@ -147,6 +147,24 @@ def test_an_unfinished_capture_is_told_as_such_and_what_is_there_is_compared(out
     assert report.compared == 3
 
 
+def test_layers_read_by_an_adapter_of_several_streams_are_not_compared_and_the_norm_states_are(out: Path) -> None:
+    for part in ("manifest.json", "plan/plan.json"):
+        record = json.loads((out / part).read_text())
+        record["identity"]["taps"]["adapter"] = "hyper_connections.mean"
+        (out / part).write_text(json.dumps(record))
+    rewrite(
+        out,
+        lambda columns: columns["aux_hidden_states"].mul_(2),
+        metadata=lambda metadata: metadata["taps"].update(adapter="hyper_connections.mean"),
+    )
+    report = verify(out)
+    assert report.ok, str(report)
+    assert [agreement.tap for agreement in report.agreement] == ["pre-norm", "post-norm"]
+    assert report.notes == (
+        "layer 0, layer 1, layer 3 were not compared: adapter hyper_connections.mean reads what no plain forward shows",
+    )
+
+
 @pytest.mark.parametrize("samples", [-1])
 def test_wrong_use_is_told(samples: int, good: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="samples must be at least 0; got -1"):
