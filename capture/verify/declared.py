@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..store import Shard
 
-
 # Ways of reading a layer (`models.adapters`) that give what the next layer takes in; None is the plain one.
 COMPARABLE = (None, "next_input", "tuple.first", "hidden_residual.sum")
 
