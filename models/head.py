@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -93,7 +94,7 @@ def load_head(folder: Path, *, trust_remote_code: bool = False) -> Head:
         description = json.loads((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
         tensors = load_file(folder / WEIGHTS_FILE)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise HeadError(f"{folder} holds no head ({error}); capture with --head to write one.") from error
     for name, source in description["tied"].items():
         tensors[name] = tensors[source]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,9 +98,11 @@ def capture(**given: Any) -> int:
     settings, stopping = _settings(given), Stopping()
     if given["dry_run"]:
         return _dry_run(settings)
-    with shown_progress(given["quiet"]) as progress, stopping.on_signals():
+    # Of several processes on one run, as torchrun starts them, the first one speaks.
+    quiet = given["quiet"] or os.environ.get("RANK", "0") != "0"
+    with shown_progress(quiet) as progress, stopping.on_signals():
         summary = capture_dataset(settings, progress, stopping)
-    if not given["quiet"]:
+    if not quiet:
         _show(summary)
     return 0 if summary.captured else 1
 

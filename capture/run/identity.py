@@ -41,7 +41,9 @@ def run_identity(
     }
 
 
-def shard_metadata(identity: dict[str, Any], mask_rules: dict[str, int], *, compiled: bool) -> dict[str, Any]:
+def shard_metadata(
+    identity: dict[str, Any], mask_rules: dict[str, int], device: torch.device, *, compiled: bool
+) -> dict[str, Any]:
     """What each shard says of itself: the identity, and what may differ between runs that agree."""
     return {
         **identity,
@@ -50,6 +52,8 @@ def shard_metadata(identity: dict[str, Any], mask_rules: dict[str, int], *, comp
             "hiddentap": version("hiddentap"),
             **{name: version(name) for name in _LIBRARIES},
             "python": platform.python_version(),
+            "device": device.type if device.type != "cuda" else torch.cuda.get_device_name(device),
+            "processor": platform.machine(),
             "threads": torch.get_num_threads(),
             "compiled": compiled,
         },

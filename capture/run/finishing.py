@@ -1,0 +1,71 @@
+"""The end of a run: rejects and manifest written from what the plan and the sealed shards say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from ...models.loading import LoadedModel
+from ..store import Manifest, OutputFolder, Plan
+from .engine import AttachedModel
+from .pace import Pace
+from .resuming import sealed_shards
+from .settings import CaptureSettings
+from .summary import RunSummary
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What the forwards of this run took.
+
+    Attributes:
+        tokens: rows that were not there before.
+        seconds: from the first forward to the last seal.
+        shards_before: how many shards an earlier run had sealed.
+        pace: how batches were sized; None in an exact run.
+    """
+
+    tokens: int
+    seconds: float
+    shards_before: int
+    pace: Pace | None
+
+
+def finish(
+    settings: CaptureSettings,
+    plan: Plan,
+    folder: OutputFolder,
+    effort: Effort,
+    attached: AttachedModel,
+    loaded: LoadedModel,
+    *,
+    write: bool,
+) -> RunSummary:
+    """Sum the run up; with `write`, replace rejects.jsonl and the manifest."""
+    shards = [shard for _, shard in sorted(sealed_shards(folder, plan).items())]
+    rejects = [*plan.rejects(), *(reject for shard in shards for reject in shard.rejects)]
+    summary = RunSummary(
+        out=folder.path,
+        captured=sum(shard.M for shard in shards),
+        rejected=len(rejects),
+        rejected_by_code=dict(Counter(reject.detail.get("code", "other") for reject in rejects).most_common()),
+        tokens=sum(shard.R for shard in shards),
+        supervised_tokens=plan.extra["supervised_tokens"],
+        truncated=plan.extra["truncated"],
+        warnings=plan.extra["warnings"],
+        shards=len(shards),
+        shards_done_before=effort.shards_before,
+        bytes=sum(shard.nbytes for shard in shards),
+        tokens_now=effort.tokens,
+        seconds=effort.seconds,
+        batch_tokens=effort.pace.batch_tokens if effort.pace else None,
+        layer_ids=tuple(plan.identity["taps"]["layer_ids"]),
+        convention=settings.convention,
+        hidden_size=attached.hidden_size,
+        notes=loaded.notes,
+    )
+    if write:
+        folder.write_rejects(rejects)
+        manifest = Manifest.from_shards(plan.identity, plan.summary(), shards, complete=True, counts=summary.counts())
+        manifest.write(folder.manifest_path)
+    return summary

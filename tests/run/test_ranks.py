@@ -1,0 +1,65 @@
+"""One run on several processes, as torchrun starts them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hiddentap import CapturedDataset, CaptureSettings, ModelSource, capture_dataset
+from hiddentap.capture.run.ranks import Ranks
+from support.model_folder import chat, write_rows
+
+pytestmark = pytest.mark.slow
+
+MANY = [chat("q" * (i % 7), "a" * (5 + i % 11), id=f"s{i}") for i in range(80)]
+ROWS = 400
+
+
+def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, "-m", "hiddentap", *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_two_processes_fill_the_same_folder_byte_for_byte_as_one(llama: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "many.jsonl", MANY)
+    options = ["--model", llama, "--data", data, "--layer-ids", "0,2", "--exact", "--shard-rows", ROWS]
+    done = torchrun(2, "capture", *options, "--out", tmp_path / "two")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("80 captured, 0 rejected") == 1
+    one = CaptureSettings(
+        ModelSource(str(llama)), (str(data),), tmp_path / "one", layer_ids=(0, 2), exact=True, shard_rows=ROWS
+    )
+    capture_dataset(one)
+    shards = sorted((tmp_path / "one/shards").iterdir())
+    assert len(shards) > 4
+    for shard in shards:
+        assert shard.read_bytes() == (tmp_path / "two/shards" / shard.name).read_bytes()
+    manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("one", "two")]
+    assert manifests[0] == manifests[1]
+    assert len(CapturedDataset(tmp_path / "two")) == 80
+
+
+def test_an_error_of_the_first_rank_ends_all(llama: Path, tmp_path: Path) -> None:
+    done = torchrun(
+        2, "capture", "--model", llama, "--data", tmp_path / "no.jsonl", "--layer-ids", "0", "--out", tmp_path / "o"
+    )
+    assert done.returncode != 0
+    assert "no.jsonl" in done.stderr
+
+
+def test_a_process_of_its_own_is_alone_and_takes_every_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    ranks = Ranks.of_environment()
+    assert (ranks.rank, ranks.size, ranks.is_first) == (0, 1, True)
+    assert list(ranks.take(["a", "b"])) == ["a", "b"]
+    ranks.meet("anywhere")
