@@ -10,19 +10,21 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
-from ..hooks import ClonedStates, Collector, RealPositions, Taps, Watch, drop_inert_hooks, lone_pad_id, real_positions
-from ..models.call import cache_in
-from ..models.decoder import Decoder, find_decoder
+from ..models.compilation import untraced, untraced_itself
+from ..models.decoder import DecoderNotFoundError, find_decoder
 from ..models.errors import UsageError
 from ..models.layer_ids import check_layer_ids, default_layer_ids
 from ..models.pipeline import PipelineGroupLike, pipeline_group_of
-from .outputs import DeviceHiddenStates, RowLayout
+from .call_rows import PLAIN_MASK, CallRows, rows_of_call
+from .layer_capture import LayerCapture
+from .outputs import DeviceHiddenStates
 
 Model = TypeVar("Model", bound=nn.Module)
+
+_bookkeeping = untraced("the bookkeeping of a captured call; compile without fullgraph=True")
 
 
 class PipelineCaptureError(UsageError, NotImplementedError):
@@ -35,52 +37,6 @@ def require_single_stage(group: PipelineGroupLike, algorithm: str) -> None:
         raise PipelineCaptureError(f"{algorithm} aux hidden capture requires PP=1.")
 
 
-class LayerCapture:
-    """The taps that a mixin model carries; a copy of the model (deepcopy, pickle) carries them on, attached anew."""
-
-    def __init__(self, layer_ids: Sequence[int]) -> None:
-        self.layer_ids = list(layer_ids)
-        self.last: DeviceHiddenStates | None = None
-        self._decoder: Decoder | None = None
-        self._collector: Collector | None = None
-        self._checked = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> LayerCapture:
-        return LayerCapture(self.layer_ids)
-
-    def __reduce__(self) -> tuple[type[LayerCapture], tuple[list[int]]]:
-        return LayerCapture, (self.layer_ids,)
-
-    def attach(self, model: nn.Module) -> None:
-        """Register the hooks on `model`'s layers, unless they are there; those of a model it was copied from go."""
-        if self._collector is None:
-            drop_inert_hooks(model)
-            self._decoder = find_decoder(model)
-            self._collector = Collector(self._decoder, Taps(tuple(i + 1 for i in self.layer_ids)))
-        self._collector.attach()
-
-    def detach(self, model: nn.Module) -> None:
-        drop_inert_hooks(model)
-        if self._collector is not None:
-            self._collector.detach()
-
-    def forward(self, call: Callable[[], Any], B: int, S: int) -> tuple[Any, tuple[Tensor, ...]]:
-        """One captured call: the model's own output and K states (B, S, H)."""
-        decoder, collector = cast(Decoder, self._decoder), cast(Collector, self._collector)
-        slots = ClonedStates(len(self.layer_ids))
-        with collector.armed(slots, B, S):
-            output = call() if self._checked else self._watched(call, decoder)
-        return output, tuple(state for state in slots.states if state is not None)
-
-    def _watched(self, call: Callable[[], Any], decoder: Decoder) -> Any:
-        watch = Watch(decoder)
-        with watch.watching():
-            output = call()
-        watch.truth().require(decoder, tuple(i + 1 for i in self.layer_ids))
-        self._checked = True
-        return output
-
-
 class HiddenStateCaptureMixin:
     """Adds hidden-state capture to a causal language model class: ``class M(HiddenStateCaptureMixin, LlamaForCausalLM)``.
 
@@ -90,11 +46,14 @@ class HiddenStateCaptureMixin:
 
     Attributes:
         capture_aux_hidden_states: whether calls are captured.
+        capture_adapter: the name of the adapter that reads the residual stream where that is not plain; to be set before
+            the layers. See `models.adapter_names`.
         on_auxiliary_output: None, or a callable that is given the `DeviceHiddenStates` of each captured call once; so once
             per step of ``generate()``.
     """
 
     capture_aux_hidden_states: bool = False
+    capture_adapter: str | None = None
     on_auxiliary_output: Callable[[DeviceHiddenStates], None] | None = None
     _layer_capture: LayerCapture | None = None
     _pp_group: PipelineGroupLike | None = None
@@ -123,6 +82,7 @@ class HiddenStateCaptureMixin:
 
         Raises, in this order:
             PipelineCaptureError (NotImplementedError): more than one pipeline stage.
+            DecoderNotFoundError, AdapterError: the decoder layers, or `capture_adapter`, are not to be had.
             LayerIdError (ValueError), LayerIdTypeError (TypeError): see `models.layer_ids.check_layer_ids`.
         """
         self._set_layers("DSPARK", layer_ids)
@@ -142,26 +102,49 @@ class HiddenStateCaptureMixin:
         for name in ("_layer_capture", "capture_aux_hidden_states"):
             self.__dict__.pop(name, None)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        prepare = getattr(cls, "prepare_inputs_for_generation", None)
+        if prepare is not None:
+            cls.prepare_inputs_for_generation = _keeping_plain_mask(prepare)  # type: ignore[attr-defined]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call: Callable[..., Any] = super().__call__  # type: ignore[misc]
-        if not self.capture_aux_hidden_states:
-            return call(*args, **kwargs)
+        if self.capture_aux_hidden_states:
+            return self._captured_call(call, args, kwargs)
+        kwargs.pop(PLAIN_MASK, None)
+        return call(*args, **kwargs)
+
+    @untraced_itself
+    def _captured_call(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # The bookkeeping around the model's own forward stays out of any graph; the forward itself may be compiled.
         capture = cast(LayerCapture, self._layer_capture)
-        capture.attach(cast(nn.Module, self))
-        lengths = kwargs.pop("lengths", None)
-        ids, (B, S) = _batch(args, kwargs)
-        self._refuse_tuples(kwargs)
-        mask, pad = kwargs.get("attention_mask"), lone_pad_id(getattr(self, "config", None))
-        positions = real_positions(ids, B, S, lengths=lengths, attention_mask=mask, lone_pad_id=pad)
-        before = _positions_before(kwargs, B, S)
+        rows = self._rows_of_call(capture, args, kwargs)
+        B, S = rows.positions.B, rows.positions.S
         output, states = capture.forward(lambda: call(*args, **kwargs), B, S)
+        return self._with_states(capture, output, states, rows)
+
+    @_bookkeeping
+    def _rows_of_call(self, capture: LayerCapture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallRows:
+        if getattr(self, "_is_replica", False):
+            raise DecoderNotFoundError(
+                "nn.DataParallel is not supported: its replicas share one set of hooks. Run one process a device."
+            )
+        capture.attach(cast(nn.Module, self))
+        config = getattr(self, "config", None)
+        _refuse_tuples(config, kwargs)
+        return rows_of_call(args, kwargs, config, capture.cached)
+
+    @_bookkeeping
+    def _with_states(self, capture: LayerCapture, output: Any, states: tuple[Tensor, ...], rows: CallRows) -> Any:
         if not isinstance(output, ModelOutput):
             raise UsageError(f"a captured call needs a model that returns a ModelOutput; got {type(output).__name__}.")
-        capture.last = _device_hidden_states(states, positions, before)
+        made = rows.hidden_states(states)
+        capture.last = made
         output.aux_hidden_states = states
-        output.auxiliary_device_output = capture.last
+        output.auxiliary_device_output = made
         if self.on_auxiliary_output is not None:
-            self.on_auxiliary_output(capture.last)
+            self.on_auxiliary_output(made)
         return output
 
     def _set_layers(
@@ -170,23 +153,14 @@ class HiddenStateCaptureMixin:
         require_single_stage(self.pp_group, algorithm)
         if not self.pp_group.is_last_rank:
             return
-        n = find_decoder(cast(nn.Module, self)).n
+        decoder = find_decoder(cast(nn.Module, self), adapter=self.capture_adapter)
         if layer_ids is None and default is not None:
-            layer_ids = default(n)
-        ids = check_layer_ids(layer_ids, n, algorithm=algorithm)
+            layer_ids = default(decoder.n)
+        ids = check_layer_ids(layer_ids, decoder.n, algorithm=algorithm)
         self.clear_layers_to_capture()
-        self._layer_capture = LayerCapture(ids)
+        self._layer_capture = LayerCapture(ids, self.capture_adapter)
         self._layer_capture.attach(cast(nn.Module, self))
         self.capture_aux_hidden_states = True
-
-    def _refuse_tuples(self, kwargs: dict[str, Any]) -> None:
-        return_dict = kwargs.get("return_dict")
-        if return_dict is None:
-            return_dict = getattr(getattr(self, "config", None), "return_dict", True)
-        if return_dict is False:
-            raise UsageError(
-                "return_dict=False cannot be combined with hidden-state capture: the states are attributes of the output object."
-            )
 
 
 def with_capture(model: Model) -> Model:
@@ -200,7 +174,7 @@ def without_capture(model: Model) -> Model:
     """Undo `with_capture`: hooks, attributes and class are as they were; returns the same object."""
     if isinstance(model, HiddenStateCaptureMixin):
         model.clear_layers_to_capture()
-        for name in ("on_auxiliary_output", "_pp_group"):
+        for name in ("on_auxiliary_output", "capture_adapter", "_pp_group"):
             model.__dict__.pop(name, None)
         model.__class__ = getattr(type(model), "_class_without_capture", type(model))
     return model
@@ -229,32 +203,27 @@ def _new_capturing(original: type[nn.Module]) -> nn.Module:
     return cls.__new__(cls)
 
 
-def _batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, tuple[int, int]]:
-    ids = args[0] if args else kwargs.get("input_ids")
-    source = ids if ids is not None else kwargs.get("inputs_embeds")
-    if not isinstance(source, Tensor) or source.ndim < 2:
-        raise UsageError("a captured call needs input_ids (B, S) or inputs_embeds (B, S, H).")
-    return ids, (int(source.shape[0]), int(source.shape[1]))
+def _refuse_tuples(config: Any, kwargs: dict[str, Any]) -> None:
+    return_dict = kwargs.get("return_dict")
+    if return_dict is None:
+        return_dict = getattr(config, "return_dict", True)
+    if return_dict is False:
+        raise UsageError(
+            "return_dict=False cannot be combined with hidden-state capture: the states are attributes of the output object."
+        )
 
 
-def _positions_before(kwargs: dict[str, Any], B: int, S: int) -> tuple[int, ...]:
-    """How many real positions of each row the cache holds already. To be asked before the call, which fills the cache."""
-    cache = cache_in(kwargs)
-    held = int(cache.get_seq_length()) if cache is not None else 0
-    mask = kwargs.get("attention_mask")
-    if held and isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] == held + S:
-        return tuple((mask[:, :held] != 0).sum(1).tolist())
-    return (held,) * B
+def _keeping_plain_mask(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """`prepare_inputs_for_generation` that keeps the (B, W) mask beside the 4-D one which a compilable cache gets.
 
+    A 4-D mask does not tell padding: rows that attend to nothing are rewritten to attend to everything.
+    """
 
-@torch.no_grad()
-def _device_hidden_states(
-    states: tuple[Tensor, ...], positions: RealPositions, before: tuple[int, ...]
-) -> DeviceHiddenStates:
-    flat = [state.detach().reshape(-1, state.shape[-1]) for state in states]
-    rows = torch.stack([state.to(flat[0].device) for state in flat], 1)
-    if not positions.all_real:
-        rows = rows.index_select(0, positions.flat_index().to(rows.device))
-    # Rows that follow a cache were sampled or are a later chunk; whoever runs a chunked prefill counts them as prompt itself.
-    prompt = tuple(length if held == 0 else 0 for length, held in zip(positions.lengths, before, strict=True))
-    return DeviceHiddenStates({"aux_hidden_states": rows}, RowLayout(positions.lengths, before, prompt))
+    @functools.wraps(prepare)
+    def keeping(self: HiddenStateCaptureMixin, *args: Any, **kwargs: Any) -> Any:
+        inputs, mask = prepare(self, *args, **kwargs), kwargs.get("attention_mask")
+        if self.capture_aux_hidden_states and isinstance(mask, Tensor) and mask.ndim == 2:
+            inputs[PLAIN_MASK] = mask
+        return inputs
+
+    return keeping

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..models.adapters import Adapter
+from ..models.compilation import untraced
 from ..models.decoder import Decoder
 from .errors import TapError
 from .residual import entering, entering_norm, leaving, leaving_norm
@@ -26,6 +27,10 @@ class StopForward(Exception):  # noqa: N818 - a signal, and an Exception so that
     def __init__(self, owner: Collector) -> None:
         super().__init__("the forward was stopped after its last tap")
         self.owner = owner
+
+
+# Traced hooks would become part of graphs that outlive them, or be missed by graphs that are older; so each breaks its graph.
+_untraced = untraced("hiddentap copies a state here; compile without fullgraph=True")
 
 
 class TapHook:
@@ -57,6 +62,7 @@ def drop_inert_hooks(model: nn.Module) -> None:
 class OutputHook(TapHook):
     """Takes the residual stream from a decoder layer's output."""
 
+    @_untraced
     def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
         if self._collector is not None and self._collector.listening:
             self._collector.receive(self._slot, leaving(self._collector.adapter, output, self._where))
@@ -65,6 +71,7 @@ class OutputHook(TapHook):
 class InputHook(TapHook):
     """Takes the residual stream from the arguments of a decoder layer."""
 
+    @_untraced
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._collector is not None and self._collector.listening:
             self._collector.receive(self._slot, entering(self._collector.adapter, args, kwargs, self._where))
@@ -73,6 +80,7 @@ class InputHook(TapHook):
 class LastLayerHook(TapHook):
     """Marks that the last decoder layer ran: some models also use their final norm before the layers."""
 
+    @_untraced
     def __call__(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         if self._collector is not None and self._collector.listening:
             self._collector.layers_done()
@@ -81,6 +89,7 @@ class LastLayerHook(TapHook):
 class NormOutputHook(TapHook):
     """Takes what leaves the final norm after the last layer."""
 
+    @_untraced
     def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
         if self._collector is not None and self._collector.after_layers:
             self._collector.receive(self._slot, leaving_norm(output))
@@ -89,6 +98,7 @@ class NormOutputHook(TapHook):
 class NormInputHook(TapHook):
     """Takes what enters the final norm after the last layer."""
 
+    @_untraced
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._collector is not None and self._collector.after_layers:
             self._collector.receive(self._slot, entering_norm(self._collector.adapter, args, kwargs, self._where))

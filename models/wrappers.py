@@ -12,8 +12,3 @@ def unwrapped(module: nn.Module) -> nn.Module:
         if inner is not None:
             return unwrapped(inner)
     return module
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether the model or a part of it was given to ``torch.compile``."""
-    return any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in model.modules())
