@@ -1,0 +1,105 @@
+"""hiddentap's own run from a made plan to sealed shards, and the floor below it: bare forwards of the same batches."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hiddentap.capture.run.batches import TokenBatch, batch_end, token_batch
+from hiddentap.capture.run.budget import TokenBudget
+from hiddentap.capture.run.engine import attach, attached_engine
+from hiddentap.capture.run.pace import Pace
+from hiddentap.capture.run.progress import Silent
+from hiddentap.capture.run.shard_run import ShardRun
+from hiddentap.capture.store import Manifest, OutputFolder, Plan, PlanWriter
+from hiddentap.hooks import Taps, compiled_layers
+from hiddentap.models.call import input_device
+from hiddentap.models.loading import LoadedModel
+
+from .rounds import Stopwatch, tell
+from .samples import Samples
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run took, and the budget of positions that it settled on (None: it never did)."""
+
+    seconds: float
+    batch_tokens: int | None
+
+
+class Hiddentap:
+    """The engine that `hiddentap capture` runs, with `taps` on a model that is loaded already."""
+
+    def __init__(self, loaded: LoadedModel, taps_of: Callable[[int], Taps]) -> None:
+        self.attached, self._collector = attach(loaded.model, taps_of)
+        self.device = input_device(loaded.model)
+        self.columns = self.attached.columns(self.attached.dtype)
+
+    def run(self, plan: Plan, out: Path, budget: TokenBudget, *, compiled: bool) -> Run:
+        """Token ids on disk -> sealed shards on disk and a manifest; `out` is empty or new, and gone afterwards."""
+        attached, watch = self.attached, Stopwatch(self.device)
+        folder = OutputFolder(out)
+        with (
+            folder.lock(),
+            attached_engine(attached, self._collector, attached.dtype, attached.taps.names) as engine,
+        ):
+            pace = Pace(engine, budget, "on" if compiled else "off", plan.R, tell)
+            with watch.running():
+                work = ShardRun(plan, folder, engine, self.columns, _about, pace, "raise", Silent(), _never)
+                sealed = work.capture(list(plan.shards))
+                Manifest.from_shards({}, plan.summary(), sealed.values(), complete=True).write(folder.manifest_path)
+        rows = sum(shard.R for shard in sealed.values())
+        if rows != plan.R:
+            raise RuntimeError(f"{rows} rows were sealed, {plan.R} were planned")
+        shutil.rmtree(out)
+        return Run(watch.seconds, pace.batch_tokens)
+
+    def settled_budget(self, plan: Plan, out: Path, *, compiled: bool) -> Run:
+        """A run that tries out sizes, as the first one on a machine does."""
+        return self.run(plan, out, TokenBudget.probing(self.device), compiled=compiled)
+
+    @torch.inference_mode()
+    def bare_forwards(self, plan: Plan, batch_tokens: int, *, compiled: bool) -> float:
+        """Seconds of the same batches through the model without its lm_head: no taps, no copies, no disk."""
+        model: Any = self.attached.decoder.model
+        decoder, watch = model.get_decoder(), Stopwatch(self.device)
+        with compiled_layers(self.attached.decoder) if compiled else nullcontext(), watch.running():
+            for batch in batches(plan, batch_tokens):
+                decoder(input_ids=batch.input_ids.to(self.device, non_blocking=True), use_cache=False)
+        return watch.seconds
+
+
+def batches(plan: Plan, batch_tokens: int) -> Iterator[TokenBatch]:
+    """The batches that a run over `plan` makes under this budget, built as it builds them."""
+    for planned in plan.shards:
+        input_ids, _ = plan.tokens_of(planned)
+        first = 0
+        while first < planned.M:
+            stop = batch_end(planned.lengths, first, batch_tokens)
+            yield token_batch(first, stop, planned.row_offsets, input_ids)
+            first = stop
+
+
+def write_plan(folder: Path, samples: Samples, shards: int) -> Plan:
+    """The plan of `samples`, cut into about so many shards."""
+    with PlanWriter(folder) as writer:
+        for number, ids in enumerate(samples.ids):
+            mask = np.ones(len(ids), np.uint8)
+            writer.add(ids, mask, sample_id=str(number), source=0, line=number + 1)
+        return writer.seal({}, [samples.name], shard_rows=max(1, -(-samples.tokens // shards)))
+
+
+def _about(*, compiled: bool) -> dict[str, Any]:
+    return {"benchmark": True, "compiled": compiled}
+
+
+def _never() -> None:
+    """Nobody asks for the end of the run."""
