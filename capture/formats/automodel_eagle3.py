@@ -56,7 +56,7 @@ class Eagle3Exporter:
         return numbered_shards(self._job, self._shard_size, lambda shard: shard_path(self._job.dest, shard))
 
     def write(self, piece: Piece) -> None:
-        vocabulary = self._job.vocabulary(self._V)
+        vocabulary = self._job.vocabulary
         with TensorFile(piece.path, self._shapes(piece.stop - piece.first, vocabulary.D)) as file:
             for number in range(piece.first, piece.stop):
                 self._write_sample(file, number - piece.first, number, vocabulary)
@@ -64,7 +64,7 @@ class Eagle3Exporter:
 
     def finish(self) -> None:
         write_tensors(self._job.dest / "target_embeddings.safetensors", {"weight": self._embeddings.float()})
-        write_manifest(self._job.dest, self._manifest(self._job.vocabulary(self._V)))
+        write_manifest(self._job.dest, self._manifest(self._job.vocabulary))
 
     def _shapes(self, M: int, D: int) -> Shapes:
         T, k = padded_length(self._job), self._job.settings.target_probs_topk

@@ -29,7 +29,7 @@ def destination(path: Path, identity: Mapping[str, Any]) -> Iterator[None]:
         UsageError: a file, a folder with other things in it, or one of another export.
         FolderLockedError: another process is at it.
     """
-    _require_ours(path, identity)
+    require_ours(path, identity)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -71,7 +71,8 @@ def write_samples(path: Path, job: ExportJob) -> None:
     write_whole(path / SAMPLES_FILE, write)
 
 
-def _require_ours(path: Path, identity: Mapping[str, Any]) -> None:
+def require_ours(path: Path, identity: Mapping[str, Any]) -> None:
+    """See that `path` is free or holds the export that `identity` asks for; raises UsageError."""
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; give a folder for the export.")
     record = read_record(path)

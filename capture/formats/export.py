@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .captured import Captured
-from .destination import destination, write_record, write_samples
+from .destination import destination, require_ours, write_record, write_samples
 from .errors import FormatError
 from .head_folder import HeadFolder
 from .job import ExportJob
@@ -54,10 +54,10 @@ def export_dataset(settings: ExportSettings, progress: Progress | None = None) -
         settings.head or settings.source / "head", captured.taps, trust_remote_code=settings.trust_remote_code
     )
     job = ExportJob(captured, head, settings, layout.rule(settings), progress)
-    exporter = layout.exporter(job)
-    # Before the folder is made: where no sample is left there is nothing to make it for.
-    _ = job.selection
     identity = _identity(job)
+    require_ours(settings.dest, identity)
+    exporter = layout.exporter(job)
+    job.prepare()
     with destination(settings.dest, identity):
         files, before = _write(exporter, job, progress)
         exporter.finish()

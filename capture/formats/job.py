@@ -31,6 +31,7 @@ class ExportJob:
     ) -> None:
         self.captured, self.head, self.settings = captured, head, settings
         self._rule, self._progress = rule, progress
+        self._V: int | None = None
 
     @property
     def dest(self) -> Path:
@@ -89,18 +90,39 @@ class ExportJob:
                 f"rows are stored as {_word(self.captured.dtype)} and {trainer} holds {_word(dtype)}: they are rounded"
             )
 
-    def vocabulary(self, V: int) -> DraftVocabulary:
-        """The draft vocabulary that was asked for, of V target tokens."""
-        return draft_vocabulary(self.selection.token_counts, V, self.settings.draft_vocab_size)
-
     def vocab_size(self, needed_for: str) -> int:
-        """V, from the settings or the head; FormatError where neither says it."""
-        V = self.settings.target_vocab_size or self.head.vocab_size
+        """V, from the settings or the head.
+
+        Raises:
+            FormatError: neither says it, or the draft vocabulary that was asked for is larger.
+        """
+        V, D = self.settings.target_vocab_size or self.head.vocab_size, self.settings.draft_vocab_size
         if V is None:
             raise FormatError(
                 f"{needed_for} needs the size of the target's vocabulary: give --target-vocab-size, or a head (--head DIR)."
             )
+        if D is not None and D > V:
+            raise FormatError(f"a draft vocabulary of {D} tokens is larger than the target's {V}.")
+        self._V = V
         return V
+
+    @cached_property
+    def vocabulary(self) -> DraftVocabulary:
+        """The draft vocabulary that was asked for, of the target tokens whose number an exporter has asked for."""
+        if self._V is None:
+            raise FormatError(f"{self.settings.to} has no draft vocabulary.")
+        return draft_vocabulary(self.selection.token_counts, self._V, self.settings.draft_vocab_size)
+
+    def prepare(self) -> None:
+        """Make what is made of all samples together, so that whatever is wrong with it is told before a file is written.
+
+        Raises:
+            RunError: no sample is left.
+            LayoutError: a token outside the vocabulary.
+        """
+        _ = self.selection
+        if self._V is not None:
+            _ = self.vocabulary
 
     def target_model(self) -> str | None:
         """How the trainer shall name the model."""

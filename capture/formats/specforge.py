@@ -47,7 +47,7 @@ class SpecForgeExporter(SampleFiles):
 
     def finish(self) -> None:
         if self._V is not None:
-            save_vocabulary(self._job.dest / "vocab_mapping" / "vocab_mapping.pt", self._job.vocabulary(self._V))
+            save_vocabulary(self._job.dest / "vocab_mapping" / "vocab_mapping.pt", self._job.vocabulary)
 
     def _record(self, number: int) -> dict[str, Tensor]:
         job = self._job

@@ -53,7 +53,7 @@ class SpeculatorsExporter(SampleFiles):
         frequencies = dict(zip(used.tolist(), counts[used].tolist(), strict=True))
         save_container(self._job.dest / "token_freq.pt", frequencies)
         if self._V is not None:
-            vocabulary = self._job.vocabulary(self._V)
+            vocabulary = self._job.vocabulary
             for name, tensor in (("d2t", vocabulary.d2t), ("t2d", vocabulary.t2d)):
                 _save_array(self._job.dest / f"{name}.npy", tensor.numpy())
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .errors import FormatError, LayoutError
+from .errors import LayoutError
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +47,9 @@ class DraftVocabulary:
 def draft_vocabulary(counts: NDArray[np.int64], V: int, D: int | None) -> DraftVocabulary:
     """The D most frequent supervised tokens, the lower id first among equals, and then the lowest unused ids; all V for None.
 
-    counts: (<= V,) int64, how often each token is supervised.
+    counts: (<= V,) int64, how often each token is supervised. D <= V.
 
     Raises:
-        FormatError: D is larger than V.
         LayoutError: a token outside the vocabulary was counted, so the head or the size is of another model.
     """
     if len(counts) > V:
@@ -59,8 +58,6 @@ def draft_vocabulary(counts: NDArray[np.int64], V: int, D: int | None) -> DraftV
         )
     if D is None or D == V:
         return DraftVocabulary(torch.arange(V), V)
-    if D > V:
-        raise FormatError(f"a draft vocabulary of {D} tokens is larger than the target's {V}.")
     padded = np.zeros(V, np.int64)
     padded[: len(counts)] = counts
     frequent = np.argsort(-padded, kind="stable")[:D]
