@@ -50,7 +50,7 @@ def merge(caches: Sequence[Cache]) -> Cache:
 
 
 def crop(cache: Cache, count: int) -> Cache:
-    """The cache without its last `count` positions.
+    """The cache without its last `count` positions, and without what it recorded for a crop and its next step does not need.
 
     Raises:
         UsageError: `count` is negative or more than the cache has.
@@ -60,7 +60,8 @@ def crop(cache: Cache, count: int) -> Cache:
     if count < 0:
         raise UsageError(f"the number of positions to take off must not be negative; found {count}.")
     if count == 0:
-        return cache
+        records = any(getattr(layer, "record_past", False) for layer, _ in layers)
+        return with_layers(cache, [_cropped(layer, kind, 0) for layer, kind in layers]) if records else cache
     for index, (layer, kind) in enumerate(layers):
         _check_goes_back(index, layer, kind, count)
     _check_convolutions_recorded(layers, count)

@@ -1,0 +1,176 @@
+"""The loop over steps: prompts in, requests out as they end."""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..outputs import DeviceAuxiliaryOutput, DeviceHiddenStates, HostCopy, RowLayout, append_auxiliary_output
+from .aborts import Aborts
+from .cached_model import CachedModel, StepOutput
+from .generation_progress import GenerationProgress
+from .generation_request import GenerationRequest, ids_of, last_token
+from .held_positions import HeldPositions, kept, lined_up, of_equal_length
+from .sampler import Sampler
+from .sampling_info import SamplingInfo
+from .step_commit import Guesses, commit_step
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How the loop shares steps.
+
+    max_batch: requests under way at once.
+    prefill_chunk: most prompt tokens of one step; `None` runs each prompt in one.
+    prompt_lookup: most tokens guessed per step.
+    shares_steps: whether requests of different lengths share a step.
+    """
+
+    max_batch: int
+    prefill_chunk: int | None
+    prompt_lookup: int
+    shares_steps: bool
+
+
+@dataclass(frozen=True)
+class _Running:
+    """Requests that sample together, and their cache."""
+
+    requests: list[GenerationRequest]
+    held: HeldPositions
+
+
+class GenerationLoop:
+    """Runs requests to their ends. The taps of `model` are attached while it does."""
+
+    def __init__(
+        self,
+        model: CachedModel,
+        sampler: Sampler,
+        settings: LoopSettings,
+        aborts: Aborts,
+        ended: Callable[[GenerationRequest], None],
+        progress: GenerationProgress,
+    ) -> None:
+        """`ended` is called once for each request, in the order of their ends."""
+        self._model, self._sampler, self._settings = model, sampler, settings
+        self._aborts, self._ended, self._progress = aborts, ended, progress
+        self._host_copy = HostCopy(model.device)
+
+    def run(self, requests: Iterable[GenerationRequest]) -> None:
+        """Run every request: prompts enter as others end, at most `max_batch` are under way."""
+        waiting, running = deque(requests), list[_Running]()
+        while waiting or running:
+            room = self._settings.max_batch - sum(len(batch.requests) for batch in running)
+            admitted = [waiting.popleft() for _ in range(min(room, len(waiting)))]
+            running += self._prefilled(admitted)
+            running = [left for batch in self._together(running) for left in self._decoded(batch)]
+
+    def _prefilled(self, admitted: Sequence[GenerationRequest]) -> list[_Running]:
+        """Run prompts, those of equal length together, and sample the first token of each."""
+        by_length: dict[int, list[GenerationRequest]] = defaultdict(list)
+        for request in admitted:
+            if self._aborts_hold(request):
+                self._end(request)
+            else:
+                by_length[request.P].append(request)
+        return [left for P, requests in by_length.items() for left in self._prefill(requests, P)]
+
+    def _prefill(self, requests: list[GenerationRequest], P: int) -> list[_Running]:
+        ids, B, chunk = ids_of(requests), len(requests), self._settings.prefill_chunk or P
+        held = HeldPositions.nothing(self._model.new_cache(recording=self._settings.prompt_lookup > 0), B)
+        for begin in range(0, P, chunk):
+            part = ids[:, begin : begin + chunk]
+            S = part.shape[1]
+            output = self._model.step(part, held, 1)
+            held = held.grown(S)
+            root: DeviceAuxiliaryOutput | None = _hidden_states(output, RowLayout.of_prompts([S] * B, [begin] * B))
+            if begin + S == P:
+                root = self._with_sampled(root, requests, output.logits[:, -1], Guesses.none(B), [P - 1] * B)
+            self._commit(requests, root, Guesses.none(B))
+        return self._left(requests, held, [0] * B)
+
+    def _decoded(self, batch: _Running) -> list[_Running]:
+        """Run the last token of each request and its guesses, and sample behind each of them."""
+        requests = batch.requests
+        aborted = [request for request in requests if self._aborts_hold(request)]
+        if aborted:
+            return self._left(requests, batch.held, [0] * len(requests))
+        guesses = Guesses.of(requests, self._settings.prompt_lookup)
+        S = guesses.stride
+        output = self._model.step(_step_ids(requests, guesses), batch.held, S)
+        counts = [len(draft) + 1 for draft in guesses.drafts]
+        layout = RowLayout.of_verify_step(S, counts, batch.held.lengths)
+        rows = [row * S + place for row, count in enumerate(counts) for place in range(count)]
+        logits = output.logits.flatten(0, 1)
+        if len(rows) < len(logits):
+            logits = logits[torch.tensor(rows, device=logits.device)]
+        root = self._with_sampled(_hidden_states(output, layout), requests, logits, guesses, batch.held.lengths)
+        taken = self._commit(requests, root, guesses)
+        return self._left(requests, batch.held.grown(S), [S - count for count in taken])
+
+    def _with_sampled(
+        self,
+        root: DeviceAuxiliaryOutput | None,
+        requests: Sequence[GenerationRequest],
+        logits: Tensor,
+        guesses: Guesses,
+        positions: Sequence[int],
+    ) -> DeviceAuxiliaryOutput | None:
+        """`root` with what was sampled and observed behind it; the first row of each request is at `positions`."""
+        counts = tuple(len(draft) + 1 for draft in guesses.drafts)
+        layout = RowLayout(counts, tuple(positions), (0,) * len(counts))
+        sampled = self._sampler.sample(logits, SamplingInfo([one.state for one in requests], layout, guesses.drafts))
+        return append_auxiliary_output(append_auxiliary_output(root, sampled.tokens), sampled.observed)
+
+    def _commit(
+        self, requests: Sequence[GenerationRequest], root: DeviceAuxiliaryOutput | None, guesses: Guesses
+    ) -> list[int]:
+        """End a step; returns the tokens each request took."""
+        if root is None:  # a middle chunk without taps
+            return [0] * len(requests)
+        taken = commit_step(requests, root, guesses, self._host_copy, self._aborts)
+        self._progress.stepped(sum(taken))
+        return taken
+
+    def _left(self, requests: Sequence[GenerationRequest], held: HeldPositions, drops: Sequence[int]) -> list[_Running]:
+        """The requests that go on, without the positions of `drops`; the others are handed out."""
+        rows = [row for row, request in enumerate(requests) if request.finish is None]
+        for request in requests:
+            if request.finish is not None:
+                self._end(request)
+        parts = kept(held, rows, [drops[row] for row in rows])
+        return [_Running([requests[row] for row in chosen], part) for chosen, part in parts]
+
+    def _together(self, running: list[_Running]) -> list[_Running]:
+        """Batches for the next steps: everyone in one where lengths may differ, else one for each length."""
+        groups: dict[int, list[_Running]] = defaultdict(list)
+        for batch in running:
+            groups[0 if self._settings.shares_steps else batch.held.lengths[0]].append(batch)
+        join = lined_up if self._settings.shares_steps else of_equal_length
+        return [
+            _Running([one for batch in batches for one in batch.requests], join([batch.held for batch in batches]))
+            for batches in groups.values()
+        ]
+
+    def _aborts_hold(self, request: GenerationRequest) -> bool:
+        """Whether a request that runs is to be given up; it is then."""
+        if request.index in self._aborts:
+            request.abort()
+        return request.aborted
+
+    def _end(self, request: GenerationRequest) -> None:
+        self._ended(request)
+        self._progress.ended()
+
+
+def _hidden_states(output: StepOutput, layout: RowLayout) -> DeviceHiddenStates | None:
+    return DeviceHiddenStates(output.columns, layout) if output.columns else None
+
+
+def _step_ids(requests: Sequence[GenerationRequest], guesses: Guesses) -> Tensor:
+    """(B, S): the last token of each request and its guesses. Behind a shorter draft anything may stand: it is taken back."""
+    rows = [[last_token(one), *draft] for one, draft in zip(requests, guesses.drafts, strict=True)]
+    return torch.tensor([row + row[-1:] * (guesses.stride - len(row)) for row in rows])
