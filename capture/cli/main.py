@@ -11,6 +11,7 @@ from ...models.errors import HiddentapError
 from .audit import audit
 from .capture import capture
 from .export import export
+from .generate import generate
 from .import_ import import_
 from .inspect import inspect
 from .layers import layers
@@ -25,7 +26,7 @@ def hiddentap() -> None:
     """Take a causal language model's hidden states at explicit layers and write them as safetensors."""
 
 
-for command in (capture, audit, layers, inspect, export, import_, verify):
+for command in (capture, audit, layers, inspect, export, import_, verify, generate):
     hiddentap.add_command(command)
 
 

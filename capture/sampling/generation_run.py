@@ -7,7 +7,7 @@ from typing import Any
 from ...models.errors import UsageError
 from .aborts import Aborts
 from .cached_model import CachedModel
-from .finish import Decode, StopConditions
+from .finish import Decode, Finish, StopConditions
 from .generation_loop import GenerationLoop, LoopSettings
 from .generation_progress import GenerationProgress, SilentGeneration
 from .generation_request import GenerationRequest
@@ -15,7 +15,7 @@ from .observers import LogprobObserver, SamplingObserver, TopKLogitsObserver
 from .params import SamplingParams
 from .prompts import Prompt, prompt_fault
 from .request_rows import GenerationColumns
-from .result import Finish, GenerationResult
+from .result import GenerationResult
 from .sampler import Sampler
 from .sampling_mask import SamplingMaskObserver
 from .step_probes import StepProbes

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...models.errors import RunError, UsageError
-from ..outputs import Batch, CommittedTokens, CopyTensor, HostStepRows, RaggedRows
+from ..outputs import Batch, CommittedTokens, CopyTensor, HostStepRows, RaggedRows, Rows
 from .params import SamplingParams
 from .sampled_rows import DeviceSampledRows, RefusedToken, first_refusals
 from .sampling_info import SamplingInfo
@@ -92,7 +92,7 @@ class HostSamplingMasks(HostStepRows):
                 continue
             lengths = columns["sizes"][rows]
             ids = [columns["ids"][row, :length] for row, length in enumerate(lengths.tolist(), rows.start)]
-            columns_kept = {
+            columns_kept: dict[str, Rows] = {
                 "sampling_mask": RaggedRows(lengths, torch.cat(ids)),
                 "sampling_logprobs": columns["sampling_logprobs"][rows],
             }

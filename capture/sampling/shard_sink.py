@@ -84,8 +84,7 @@ def shard_sink(
     Raises:
         UsageError: the folder holds something.
     """
-    if path.is_dir() and any(path.iterdir()):
-        raise UsageError(f"{path} is not empty; a generation needs an empty or a new folder.")
+    require_empty(path)
     folder = OutputFolder(path)
     with folder.lock():
         Manifest.from_shards(identity, {}, [], complete=False).write(folder.manifest_path)
@@ -94,6 +93,12 @@ def shard_sink(
             yield sink
         finally:
             sink.discard()
+
+
+def require_empty(path: Path) -> None:
+    """Raise UsageError where there is anything in the folder: a generation is not taken up again."""
+    if path.is_dir() and any(path.iterdir()):
+        raise UsageError(f"{path} is not empty; a generation needs an empty or a new folder.")
 
 
 def _reject_reason(request: GenerationRequest) -> str | None:
