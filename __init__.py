@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .capture.formats import ExportSettings, ImportSettings, export_dataset, import_dataset
     from .capture.mixin import HiddenStateCaptureMixin, with_capture, without_capture
     from .capture.outputs import (
         CommittedTokens,
@@ -16,16 +17,42 @@ if TYPE_CHECKING:
         DeviceHiddenStates,
         HostAuxiliaryOutput,
         HostHiddenStates,
+        add_auxiliary_output_to_pp_tensors,
         append_auxiliary_output,
+        pop_auxiliary_output_from_pp_tensors,
     )
+    from .capture.reading import PackedDataset, PackLoader, PostNorm
     from .capture.run import CaptureSettings, RunSummary, TextSettings, capture_dataset
+    from .capture.sampling import (
+        GenerationResult,
+        LogprobObserver,
+        MetadataBuffers,
+        Sampler,
+        SamplingMaskObserver,
+        SamplingObserver,
+        SamplingParams,
+        TopKLogitsObserver,
+        generate_with_capture,
+        masked_log_softmax,
+    )
     from .capture.store import CapturedDataset, Shard
+    from .capture.verify import Report, verify
     from .hooks import tap
     from .models.errors import HiddentapError
     from .models.loading import ModelSource
 
 _HOME = {
-    ".capture.mixin": ("HiddenStateCaptureMixin", "with_capture", "without_capture"),
+    ".capture.formats": (
+        "ExportSettings",
+        "ImportSettings",
+        "export_dataset",
+        "import_dataset",
+    ),
+    ".capture.mixin": (
+        "HiddenStateCaptureMixin",
+        "with_capture",
+        "without_capture",
+    ),
     ".capture.outputs": (
         "CommittedTokens",
         "CompositeDeviceAuxiliaryOutput",
@@ -34,10 +61,41 @@ _HOME = {
         "DeviceHiddenStates",
         "HostAuxiliaryOutput",
         "HostHiddenStates",
+        "add_auxiliary_output_to_pp_tensors",
         "append_auxiliary_output",
+        "pop_auxiliary_output_from_pp_tensors",
     ),
-    ".capture.run": ("CaptureSettings", "RunSummary", "TextSettings", "capture_dataset"),
-    ".capture.store": ("CapturedDataset", "Shard"),
+    ".capture.reading": (
+        "PackLoader",
+        "PackedDataset",
+        "PostNorm",
+    ),
+    ".capture.run": (
+        "CaptureSettings",
+        "RunSummary",
+        "TextSettings",
+        "capture_dataset",
+    ),
+    ".capture.sampling": (
+        "GenerationResult",
+        "LogprobObserver",
+        "MetadataBuffers",
+        "Sampler",
+        "SamplingMaskObserver",
+        "SamplingObserver",
+        "SamplingParams",
+        "TopKLogitsObserver",
+        "generate_with_capture",
+        "masked_log_softmax",
+    ),
+    ".capture.store": (
+        "CapturedDataset",
+        "Shard",
+    ),
+    ".capture.verify": (
+        "Report",
+        "verify",
+    ),
     ".hooks": ("tap",),
     ".models.errors": ("HiddentapError",),
     ".models.loading": ("ModelSource",),
@@ -52,17 +110,38 @@ __all__ = [
     "CompositeHostAuxiliaryOutput",
     "DeviceAuxiliaryOutput",
     "DeviceHiddenStates",
+    "ExportSettings",
+    "GenerationResult",
     "HiddenStateCaptureMixin",
     "HiddentapError",
     "HostAuxiliaryOutput",
     "HostHiddenStates",
+    "ImportSettings",
+    "LogprobObserver",
+    "MetadataBuffers",
     "ModelSource",
+    "PackLoader",
+    "PackedDataset",
+    "PostNorm",
+    "Report",
     "RunSummary",
+    "Sampler",
+    "SamplingMaskObserver",
+    "SamplingObserver",
+    "SamplingParams",
     "Shard",
     "TextSettings",
+    "TopKLogitsObserver",
+    "add_auxiliary_output_to_pp_tensors",
     "append_auxiliary_output",
     "capture_dataset",
+    "export_dataset",
+    "generate_with_capture",
+    "import_dataset",
+    "masked_log_softmax",
+    "pop_auxiliary_output_from_pp_tensors",
     "tap",
+    "verify",
     "with_capture",
     "without_capture",
 ]
