@@ -15,6 +15,7 @@ from .generate import generate
 from .import_ import import_
 from .inspect import inspect
 from .layers import layers
+from .report import report
 from .verify import verify
 
 INTERRUPTED = 130
@@ -26,7 +27,7 @@ def hiddentap() -> None:
     """Take a causal language model's hidden states at explicit layers and write them as safetensors."""
 
 
-for command in (capture, audit, layers, inspect, export, import_, verify, generate):
+for command in (capture, audit, layers, inspect, export, import_, verify, generate, report):
     hiddentap.add_command(command)
 
 

@@ -1,0 +1,124 @@
+"""One pass over a captured folder: everything that the pictures and the verdict are made of."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...models.errors import RunError, UsageError
+from ..store import Manifest, OutputFolder, Plan, Reject, Shard
+from .profile import RowProfile, RowScan
+from .reading import Place, chosen, chunks
+from .sampled import SampledProfile, SampledScan
+from .seals import Seals, seals
+from .states import states_of
+
+MAX_ROWS = 65_536
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What a folder holds.
+
+    about: what its first shard says of model, taps and mode. complete: whether the capture is; None where no manifest says.
+    rows: (all) its rows. nbytes: of its shards. lengths: (M,) int64, rows of every sample.
+    places: the samples whose rows were read, all or evenly spread ones. profile, sampled: what was measured on these.
+    truncated: samples that were cut, None where no plan says. max_length: most tokens of a sample, None where not known.
+    rejects: rejected input rows by reason. broken: what is wrong with shards that cannot be read.
+    seals: rows over time, None where the files do not tell.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    complete: bool | None
+    rows: int
+    nbytes: int
+    lengths: NDArray[np.int64]
+    places: tuple[Place, ...]
+    profile: RowProfile
+    sampled: SampledProfile | None
+    truncated: int | None
+    max_length: int | None
+    rejects: Counter[str]
+    broken: tuple[str, ...]
+    seals: Seals | None
+
+    @property
+    def read_all(self) -> bool:
+        """Whether every sample's rows were read."""
+        return len(self.places) == len(self.lengths)
+
+    @property
+    def rows_read(self) -> int:
+        """Rows that were read."""
+        return len(self.profile.first)
+
+
+def survey(path: Path, *, max_rows: int = MAX_ROWS) -> Survey:
+    """Read a folder, one that is still being filled too: all headers, and the rows of about `max_rows` rows' samples.
+
+    Memory: a chunk, 8 bytes per sample, and some 30 bytes per row and state of what is read.
+    Raises UsageError where there is no sealed shard, RunError where shards hold different columns.
+    """
+    if not path.is_dir():
+        raise UsageError(f"{path} is not there; expected the folder of a capture.")
+    folder = OutputFolder(path)
+    sealed = folder.sealed_shards()
+    shards = [sealed.shards[index] for index in sorted(sealed.shards)]
+    _require_alike(path, shards)
+    places = chosen(shards, max_rows)
+    rows, sampled = RowScan(states_of(shards[0])), SampledScan()
+    for chunk in chunks(places):
+        rows.add(chunk)
+        sampled.add(chunk)
+    plan = Plan(folder.plan) if (folder.plan / "plan.json").exists() else None
+    about = shards[0].metadata
+    return Survey(
+        path=path,
+        about=about,
+        complete=Manifest.read(folder.manifest_path).complete if folder.manifest_path.exists() else None,
+        rows=sum(shard.R for shard in shards),
+        nbytes=sum(shard.nbytes for shard in shards),
+        lengths=np.concatenate([np.diff(shard.row_offsets) for shard in shards]),
+        places=tuple(places),
+        profile=rows.profile(),
+        sampled=sampled.profile(),
+        truncated=int(np.count_nonzero(plan.truncated_from)) if plan else None,
+        max_length=_max_length(about),
+        rejects=_rejects(folder, plan, shards),
+        broken=tuple(str(error) for error in sealed.broken.values()),
+        seals=seals(shards, folder.plan / "plan.json"),
+    )
+
+
+def _require_alike(path: Path, shards: Sequence[Shard]) -> None:
+    if not shards:
+        raise UsageError(f"{path} holds no sealed shard.")
+    for shard in shards[1:]:
+        if shard.columns != shards[0].columns:
+            raise RunError(
+                f"{shard.path} and {shards[0].path.name} hold different columns; a report needs shards of one run."
+            )
+
+
+def _max_length(about: dict[str, Any]) -> int | None:
+    tokenisation = about.get("tokenisation")
+    found = tokenisation.get("max_length") if isinstance(tokenisation, dict) else None
+    return found if isinstance(found, int) else None
+
+
+def _rejects(folder: OutputFolder, plan: Plan | None, shards: Sequence[Shard]) -> Counter[str]:
+    if folder.rejects_path.exists():
+        found = folder.read_rejects()
+    else:
+        # The file is written at the end of a run; until then plan and shards have the same lines.
+        found = [*(plan.rejects() if plan else ()), *(reject for shard in shards for reject in shard.rejects)]
+    return Counter(_reason(reject) for reject in found)
+
+
+def _reason(reject: Reject) -> str:
+    return str(reject.detail.get("code") or reject.reason)

@@ -1,0 +1,51 @@
+"""A report written to files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...models.errors import UsageError
+from .survey import MAX_ROWS, Survey, survey
+from .verdict import Notice, notices
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written, and what it says.
+
+    html: the page. pngs: the pictures for light pages, where a folder for them was given.
+    """
+
+    survey: Survey
+    notices: list[Notice]
+    html: Path
+    pngs: tuple[Path, ...]
+
+
+def write_report(out: Path, html: Path, png: Path | None = None, *, max_rows: int = MAX_ROWS) -> Report:
+    """Look at the folder `out` and write a page to `html`; its pictures go into the folder `png` too if there is one.
+
+    Reads the rows of about `max_rows` rows' samples, spread evenly, and says so on the page where that is not all.
+    Raises UsageError without the extra `report`, for a folder without sealed shards, and where a file cannot be written;
+    RunError for damaged or differing shards.
+    """
+    try:
+        from .page import page
+        from .pictures import pictures
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "matplotlib":
+            raise
+        raise UsageError("a report needs matplotlib: pip install 'hiddentap[report]'") from error
+    seen = survey(out, max_rows=max_rows)
+    found, drawn = notices(seen), pictures(seen)
+    pngs = {png / f"{picture.name}.png": picture.light for picture in drawn} if png is not None else {}
+    _write({html: page(seen, found, drawn).encode()} | pngs)
+    return Report(seen, found, html, tuple(pngs))
+
+
+def _write(files: dict[Path, bytes]) -> None:
+    for path, data in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written ({error.strerror}); choose another place.") from error
