@@ -83,10 +83,19 @@ def _held(cache: Any, S: int, counted: MutableMapping[Any, int]) -> int:
     """How many positions `cache` holds. One of recurrent states alone cannot tell, so captured calls count for it."""
     if cache is None:
         return 0
-    try:
-        return int(cache.get_seq_length())
-    except (ValueError, AttributeError):
-        held = counted.get(cache)
+    if hasattr(cache, "get_seq_length"):
+        try:
+            return int(cache.get_seq_length())
+        except ValueError:  # transformers' way to say that a cache has no layer that counts
+            return _counted(cache, S, counted)
+    raise PositionsError(
+        f"the cache is a {type(cache).__name__}, which cannot tell how many positions it holds, so the rows of this call have no "
+        "known place; capture without a cache."
+    )
+
+
+def _counted(cache: Any, S: int, counted: MutableMapping[Any, int]) -> int:
+    held = counted.get(cache)
     if held is None and _has_state(cache):
         raise PositionsError(
             f"the {type(cache).__name__} holds the state of positions that were not captured and cannot tell how many; "

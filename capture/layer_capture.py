@@ -67,7 +67,7 @@ class LayerCapture:
     @untraced("the first captured call is watched, and its hooks must not stay in a graph")
     def _watched(self, call: Callable[[], Any], decoder: Decoder) -> Any:
         watch = Watch(decoder)
-        with watch.watching(), eagerly():
+        with watch.watching(), eagerly(decoder.model):
             output = call()
         watch.truth().require(decoder, self._boundaries)
         self._checked = True

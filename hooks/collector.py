@@ -234,6 +234,15 @@ class Collector:
             return self._decoder.has_width(width)
         return not self._decoder.widths or width in self._decoder.widths
 
+    def _misfit(self, forward: _Forward, slot: int, shape: torch.Size, dtype: torch.dtype) -> str:
+        fewer = len(shape) == 3 and shape[0] == forward.B and shape[1] < forward.S
+        kept = " Some models keep only the positions whose logits are wanted: in generate(), say logits_to_keep=0."
+        return (
+            f"{self.taps.names[slot]} gave a {str(dtype).removeprefix('torch.')} tensor {tuple(shape)}; expected a floating "
+            f"tensor ({forward.B}, {forward.S}, H) with H in {sorted(self._decoder.widths)}, one row for each token of each "
+            f"sequence.{kept if fewer else ''}"
+        )
+
     def _final_norm(self) -> nn.Module:
         if self._norm is None:
             raise TapError("norm states were asked for, but no final norm was found in this model.")
@@ -255,11 +264,7 @@ class Collector:
             )
         for slot, (shape, dtype) in forward.seen.items():
             if not self._fits(forward, slot, shape, dtype):
-                raise TapError(
-                    f"{self.taps.names[slot]} gave a {str(dtype).removeprefix('torch.')} tensor {tuple(shape)}; expected a "
-                    f"floating tensor ({forward.B}, {forward.S}, H) with H in {sorted(self._decoder.widths)}, one row for each "
-                    "token of each sequence."
-                )
+                raise TapError(self._misfit(forward, slot, shape, dtype))
         dtypes = {dtype for _, dtype in forward.seen.values()}
         if len(dtypes) > 1:
             raise TapError(

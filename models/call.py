@@ -14,8 +14,8 @@ from .compilation import is_compiled
 from .config import role_ids
 from .wrappers import unwrapped
 
-# transformers 5 calls it `cache` and renames the other two on the way in.
-CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+# transformers 5 calls it `cache` and renames the next two on the way in; rwkv has a list called `state`.
+CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 
 
 def cache_in(kwargs: Mapping[str, Any]) -> Any:
@@ -53,12 +53,12 @@ def few_ids(model: nn.Module, vocab_rows: int | None, B: int, S: int) -> Tensor:
 
 
 @contextmanager
-def eagerly(model: nn.Module | None = None) -> Iterator[None]:
-    """Run what is inside without compiled code: where parts of `model` are compiled, or in any case without one.
+def eagerly(model: nn.Module) -> Iterator[None]:
+    """Run what is inside without compiled code where parts of `model` are compiled.
 
     Hooks that stay for one forward would else be traced into a graph, or be missed by one that exists.
     """
-    if model is not None and not is_compiled(model):
+    if not is_compiled(model):
         yield
         return
     with torch.compiler.set_stance("force_eager"):

@@ -112,6 +112,7 @@ def test_a_graph_that_may_not_break_says_why_it_must() -> None:
         t.run(IDS[0])
 
 
+@pytest.mark.slow
 def test_a_compiled_llama_gives_the_states_of_its_eager_self() -> None:
     with torch.no_grad():
         hs = tiny.build("llama")(IDS[0], output_hidden_states=True, use_cache=False).hidden_states
