@@ -133,7 +133,7 @@ def cached_model(model: nn.Module, layer_ids: Sequence[int], convention: Convent
     """
     require_single_stage(getattr(model, "pp_group", None) or pipeline_group_of(model), "DSPARK")
     decoder = find_decoder(model)
-    taps = Taps(to_boundaries(layer_ids, decoder.n, convention) if len(layer_ids) else (), final)
+    taps = Taps(() if takes_nothing(layer_ids) else to_boundaries(layer_ids, decoder.n, convention), final)
     with _evaluating(model):
         truth = probe(decoder)
     truth.require(decoder, taps.boundaries)
@@ -141,6 +141,11 @@ def cached_model(model: nn.Module, layer_ids: Sequence[int], convention: Convent
     if truth.hidden_size is None or truth.dtype is None:
         raise TapError(f"no decoder layer of {type(model).__name__} gave a hidden state when it was tried.")
     return CachedModel(decoder, taps, norm, truth.hidden_size, truth.dtype)
+
+
+def takes_nothing(layer_ids: Sequence[int] | None) -> bool:
+    """Whether the ids say that no hidden states are wanted; no ids given at all say nothing, and are refused."""
+    return layer_ids is not None and len(layer_ids) == 0
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from ...hooks import Final
 from ...models.errors import UsageError
 from ...models.layer_ids import Convention
 from .aborts import Aborts
-from .cached_model import cached_model
+from .cached_model import cached_model, takes_nothing
 from .generation_progress import GenerationProgress
 from .generation_request import GenerationRequest
 from .generation_run import GenerationOptions, GenerationRun
@@ -78,7 +78,7 @@ def generate_with_capture(
     """
     asked = prompts_of(prompts, tokenizer)
     each = _params_of_each(params, len(asked))
-    if out is not None and not len(layer_ids):
+    if out is not None and takes_nothing(layer_ids):
         raise UsageError("a folder of shards holds hidden states: give layer_ids, or no out.")
     options = GenerationOptions(prompt_lookup, prefill_chunk, max_batch, sampling_mask_max_tokens, shard_rows)
     capturing = cached_model(model, layer_ids, convention, final)

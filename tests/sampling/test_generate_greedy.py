@@ -104,6 +104,11 @@ def test_seeded_tokens_do_not_change_when_observers_are_added(lookup: int) -> No
 @pytest.mark.parametrize("lookup", [0, 3])
 def test_penalties_and_a_seed_give_the_same_tokens_with_and_without_guesses(lookup: int) -> None:
     params = SamplingParams(
-        seed=2, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, max_new_tokens=COUNT, ignore_eos=True
+        seed=2,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
+        max_new_tokens=COUNT,
+        ignore_eos=True,
     )
     assert tokens("llama", params, prompt_lookup=lookup) == tokens("llama", params, max_batch=1)

@@ -166,7 +166,9 @@ def test_requests_enter_as_others_end_and_keep_their_rows() -> None:
 
 def test_states_before_and_behind_the_final_norm_share_the_rows() -> None:
     model = lively("llama")
-    for result in generate_with_capture(model, PROMPTS[:3], SEEDED, layer_ids=[0, 4], convention="boundary", final="both"):
+    for result in generate_with_capture(
+        model, PROMPTS[:3], SEEDED, layer_ids=[0, 4], convention="boundary", final="both"
+    ):
         with torch.no_grad():
             states = model(input_ids=result.input_ids[None].long(), output_hidden_states=True).hidden_states
         last = PlainForward(model, result.input_ids.tolist()).outputs[-1]

@@ -48,7 +48,9 @@ def test_every_row_replays_from_a_plain_forward(options: dict[str, Any]) -> None
             top = logits[row].topk(5)
             torch.testing.assert_close(result.rows["topk_logits"][row], top.values, rtol=1e-4, atol=1e-4)
             assert result.rows["topk_ids"][row].tolist() == top.indices.tolist()
-            assert float(result.rows["topk_logsumexp"][row]) == pytest.approx(float(logits[row].logsumexp(-1)), abs=1e-4)
+            assert float(result.rows["topk_logsumexp"][row]) == pytest.approx(
+                float(logits[row].logsumexp(-1)), abs=1e-4
+            )
 
 
 def test_rows_where_nothing_was_sampled_say_so() -> None:

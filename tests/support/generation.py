@@ -12,9 +12,7 @@ from support import architectures, tiny
 LAYERS = {"llama": "model.layers", "qwen3": "model.layers", "gpt_oss": "model.layers", "kimi_linear": "model.layers"}
 FOUR = list(LAYERS)
 LAYER_IDS = [0, 2, 3]
-PROMPTS = [
-    architectures.token_ids(1, length, seed=length).tolist()[0] for length in (7, 3, 12, 7, 1, 20)
-]
+PROMPTS = [architectures.token_ids(1, length, seed=length).tolist()[0] for length in (7, 3, 12, 7, 1, 20)]
 
 
 @functools.cache
