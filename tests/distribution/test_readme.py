@@ -22,6 +22,7 @@ def test_the_examples_run(smollm2_folder: Path, tmp_path: Path, monkeypatch: pyt
         exec(example, names)
     assert len(names["dataset"]) == 7
     assert names["captured"].output is None
+    assert float((names["replayed"] - names["result"].rows["sampling_logprobs"][names["sampled"]]).abs().max()) < 1e-4
     assert tuple(names["states"].shape[1:]) == (3, 576)
 
 
