@@ -5,6 +5,8 @@ n the output of the last layer before the final norm. Two conventions name them 
 
 - ``layer_output`` (the default; DSPARK, DFlash, SpecForge): id k is the output of 0-based decoder layer k, so boundary k+1;
 - ``boundary`` (vLLM, speculators, EAGLE-3's own code): id k is boundary k.
+
+What each system's own ids mean beyond that, and conversions between them, is in `models.id_systems`.
 """
 
 from __future__ import annotations
@@ -40,15 +42,25 @@ def check_layer_ids(layer_ids: Sequence[int] | None, n: int, *, algorithm: str) 
         LayerIdError: None, empty, not strictly increasing, or outside the decoder.
         LayerIdTypeError: an id that is not a plain integer (bool, float and str are not).
     """
-    if layer_ids is None:
-        raise LayerIdError(f"{algorithm} requires explicit layer_ids for aux hidden capture.")
-    ids = _plain_integers(layer_ids, algorithm)
-    _check_order(ids, algorithm)
+    ids = check_plain_ids(layer_ids, algorithm=algorithm)
     invalid = [i for i in ids if not 0 <= i < n]
     if invalid:
         raise LayerIdError(
             f"{algorithm} target layer_ids are outside the decoder range: {invalid}; num_hidden_layers={n}."
         )
+    return ids
+
+
+def check_plain_ids(layer_ids: Sequence[int] | None, *, algorithm: str) -> tuple[int, ...]:
+    """Return `layer_ids` as a tuple once they are known to be plain integers, some, unique and strictly increasing.
+
+    Raises:
+        LayerIdError, LayerIdTypeError: as `check_layer_ids`, whose range is not looked at.
+    """
+    if layer_ids is None:
+        raise LayerIdError(f"{algorithm} requires explicit layer_ids for aux hidden capture.")
+    ids = _plain_integers(layer_ids, algorithm)
+    _check_order(ids, algorithm)
     return ids
 
 
@@ -62,10 +74,7 @@ def to_boundaries(layer_ids: Sequence[int] | None, n: int, convention: Conventio
         return tuple(i + 1 for i in check_layer_ids(layer_ids, n, algorithm="DSPARK"))
     if convention != "boundary":
         raise LayerIdError(f"unknown layer-id convention {convention!r}; expected one of {', '.join(CONVENTIONS)}.")
-    if layer_ids is None:
-        raise LayerIdError("DSPARK requires explicit layer_ids for aux hidden capture.")
-    ids = _plain_integers(layer_ids, "DSPARK")
-    _check_order(ids, "DSPARK")
+    ids = check_plain_ids(layer_ids, algorithm="DSPARK")
     invalid = [i for i in ids if not 0 <= i <= n]
     if invalid:
         raise LayerIdError(f"boundary ids are outside 0..{n}: {invalid}; num_hidden_layers={n}.")

@@ -1,0 +1,89 @@
+"""The layers that each system takes where nobody names any, in that system's own ids.
+
+All round half to even, as Python does: a re-implementation with floor(x + 0.5) takes other layers for some n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .id_systems import states_of, system_named
+from .layer_ids import LayerIdError
+
+Formula = Callable[[int, int], list[int]]
+
+
+def _eagle3_outputs(n: int, _draft_layers: int) -> list[int]:
+    return [1, n // 2 - 1, n - 4]
+
+
+def _eagle3_clamped(n: int, _draft_layers: int) -> list[int]:
+    return sorted({1, max(0, n // 2 - 1), max(0, n - 4)})
+
+
+def _eagle3_inputs(n: int, _draft_layers: int) -> list[int]:
+    return [2, n // 2, n - 3]
+
+
+def _spread(n: int, draft_layers: int) -> list[int]:
+    if draft_layers == 1:
+        return [n // 2]
+    return [round(1 + i * (n - 4) / (draft_layers - 1)) for i in range(draft_layers)]
+
+
+def _spread_to_the_last(n: int, draft_layers: int) -> list[int]:
+    if draft_layers == 1:
+        return [n - 1]
+    return [round(1 + i * (n - 2) / (draft_layers - 1)) for i in range(draft_layers)]
+
+
+def _last(n: int, _draft_layers: int) -> list[int]:
+    return [n]
+
+
+_SPREADING = ("layer_output", "specforge", "dflash", "torchspec", "automodel_dflash", "modelopt")
+_BY_BOUNDARY = ("boundary", "vllm", "speculators")
+
+FORMULAS: dict[tuple[str, str], Formula] = {
+    **dict.fromkeys(
+        [
+            ("eagle3", name)
+            for name in ("layer_output", "specforge", "sglang", "torchspec", "automodel_eagle3", "angelslim")
+        ],
+        _eagle3_outputs,
+    ),
+    ("eagle3", "modelopt"): _eagle3_clamped,
+    **dict.fromkeys([("eagle3", name) for name in (*_BY_BOUNDARY, "eagle")], _eagle3_inputs),
+    **dict.fromkeys([("dflash", name) for name in _SPREADING], _spread),
+    **dict.fromkeys([("dflash", name) for name in _BY_BOUNDARY], _eagle3_inputs),
+    ("dspark", "specforge"): _spread,
+    **dict.fromkeys([("dspark", name) for name in ("layer_output", "automodel_dspark")], _spread_to_the_last),
+    ("mtp", "speculators"): _last,
+}
+ALGORITHMS: tuple[str, ...] = tuple(dict.fromkeys(algorithm for algorithm, _ in FORMULAS))
+
+
+def default_ids(system: str, algorithm: str, n: int, *, draft_layers: int = 5) -> tuple[int, ...]:
+    """The ids that `system` takes for `algorithm` on a target of n decoder layers.
+
+    Args:
+        draft_layers: how many layers the drafter has, where the formula asks.
+
+    Raises:
+        LayerIdError: the system has no default for the algorithm, or it does not fit so few layers.
+    """
+    formula = FORMULAS.get((algorithm, system_named(system).name))
+    if formula is None:
+        having = ", ".join(name for known, name in FORMULAS if known == algorithm) or "none"
+        raise LayerIdError(
+            f"{system} has no default layers for {algorithm!r}; it takes them from the draft config. Systems that have: {having}."
+        )
+    ids = formula(n, draft_layers)
+    try:
+        states_of(ids, n, system)
+    except LayerIdError as unfit:
+        raise LayerIdError(
+            f"{system} default layers for {algorithm} and {draft_layers} draft layers, {ids}, do not fit {n} decoder layers: "
+            f"{unfit}"
+        ) from unfit
+    return tuple(ids)
