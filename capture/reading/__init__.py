@@ -1,7 +1,8 @@
 """Captured samples as trainers take them: packed, shuffled, shared out, to be stopped and gone on with."""
 
+from .columns import whole_column
 from .order import epoch_order
 from .packs import PackedDataset, PackLoader
 from .post_norm import PostNorm
 
-__all__ = ["PackLoader", "PackedDataset", "PostNorm", "epoch_order"]
+__all__ = ["PackLoader", "PackedDataset", "PostNorm", "epoch_order", "whole_column"]

@@ -13,7 +13,7 @@ from ..store import CapturedDataset
 
 
 class PostNorm:
-    """The final norm of the captured model, from OUT/head.
+    """The final norm of the captured model, from OUT/head or another head folder of the same model.
 
     Computes in the dtype that the model computed in and gives the dtype that the rows have: where rows were stored as
     computed, the bits are those that a capture with --final post stores.
@@ -21,8 +21,8 @@ class PostNorm:
     Raises HeadError for a folder without a head, UsageError for a model without a final norm.
     """
 
-    def __init__(self, dataset: CapturedDataset, *, trust_remote_code: bool = False) -> None:
-        self._norm = _norm_of(dataset.path / "head", trust_remote_code)
+    def __init__(self, dataset: CapturedDataset, head: Path | None = None, *, trust_remote_code: bool = False) -> None:
+        self._norm = _norm_of(head or dataset.path / "head", trust_remote_code)
         self._compute = _compute_dtype(dataset)
 
     def require_columns(self, dataset: CapturedDataset) -> None:

@@ -1,0 +1,83 @@
+"""The drafter that is trained: transformers' DFlash class at the target's width, its context channels brought to one size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+
+from hiddentap.models.head import Head
+
+CONTEXT_WEIGHT = "encoder.fc.weight"
+
+
+class Drafter:
+    """A `MuseGlimmerAssistantModel` and the scale of its context channels.
+
+    In training the context is divided by `scale`, so that all channels move at one learning rate. `save` folds the scale into
+    the first projection: what is saved takes the target's states as they are, and runs in transformers unchanged.
+
+    Attributes:
+        scale: (K * H,) float32.
+    """
+
+    def __init__(self, model: Any, scale: Tensor) -> None:
+        self.model = model
+        self.scale = scale
+
+    def context(self, rows: Tensor) -> Tensor:
+        """(T, K * H) states of the target to what the model is trained on."""
+        return rows / self.scale
+
+    def served_state(self) -> dict[str, Tensor]:
+        """The weights for states as they are."""
+        state: dict[str, Tensor] = {name: value.detach() for name, value in self.model.state_dict().items()}
+        return {**state, CONTEXT_WEIGHT: state[CONTEXT_WEIGHT] / self.scale}
+
+    def save(self, folder: Path) -> None:
+        """Write config.json and model.safetensors."""
+        self.model.save_pretrained(folder, state_dict=self.served_state())
+
+
+def drafter_config(
+    target: Any, target_layer_ids: list[int], *, layers: int, block_size: int, mask_token_id: int
+) -> MuseGlimmerAssistantConfig:
+    """The config of a drafter as wide as the target, with as many heads; `target` is its text config."""
+    heads = target.num_attention_heads
+    return MuseGlimmerAssistantConfig(
+        hidden_size=target.hidden_size,
+        intermediate_size=target.intermediate_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(target, "num_key_value_heads", None) or heads,
+        head_dim=getattr(target, "head_dim", None) or target.hidden_size // heads,
+        max_position_embeddings=target.max_position_embeddings,
+        layer_types=["full_attention"] * layers,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=target.bos_token_id,
+        eos_token_id=target.eos_token_id,
+        pad_token_id=target.pad_token_id,
+        block_size=block_size,
+        mask_token_id=mask_token_id,
+        target_layer_ids=target_layer_ids,
+    )
+
+
+def new_drafter(config: MuseGlimmerAssistantConfig, head: Head, scale: Tensor, seed: int) -> Drafter:
+    """Random weights; the last norm begins as the target's, so that states come out as large as its lm_head expects."""
+    torch.manual_seed(seed)
+    model = MuseGlimmerAssistantModel(config)
+    if head.norm is not None and "RMSNorm" in type(head.norm).__name__:
+        start_like(model.norm, head.norm)
+    return Drafter(model, scale)
+
+
+@torch.no_grad()
+def start_like(norm: nn.Module, target_norm: nn.Module) -> None:
+    """Give an RMS norm the gains of another, found by what it makes of ones (some store their weight less one)."""
+    weight = norm.get_parameter("weight")
+    gains = next(target_norm.parameters())
+    weight.copy_(target_norm(torch.ones_like(gains)))
