@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...models.errors import UsageError
-from .marked import show_marked
 
 if TYPE_CHECKING:
     from ..store import Shard
@@ -17,7 +16,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="OUT")
-@click.option("--sample", "sample_id", metavar="ID", help="Show the text and the loss mask of this sample.")
+@click.option(
+    "--sample", "sample_id", metavar="ID", help="Show this sample: its text, its tokens with loss mask and norms."
+)
 @click.option("--tokenizer", metavar="M", help="Tokenizer to show text with.  [default: the one of the captured model]")
 @click.option("--json", "as_json", is_flag=True, help="The shard's whole metadata as JSON.")
 def inspect(path: Path, sample_id: str | None, tokenizer: str | None, as_json: bool) -> int:
@@ -83,11 +84,10 @@ def _about(about: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _show_sample(path: Path, sample_id: str, tokenizer: str | None) -> None:
-    import torch
-
     from ..data import Sample, TokeniseOptions, Tokeniser, marked_text
     from ..store import CapturedDataset
     from .quiet_libraries import quiet_libraries
+    from .sample_rows import SampleRows, show_rows
 
     quiet_libraries()
     dataset = CapturedDataset(path, allow_incomplete=True)
@@ -95,8 +95,35 @@ def _show_sample(path: Path, sample_id: str, tokenizer: str | None) -> None:
         item = dataset[dataset.index_of(sample_id)]
     except KeyError as error:
         raise UsageError(f"{path} holds no sample {sample_id!r}.") from error
-    ids = item["input_ids"].to(torch.int32).numpy()
-    sample = Sample(sample_id, item["source"], item["line"], ids, item["loss_mask"].numpy(), "")
-    name = tokenizer or dataset.metadata["model"]["id"]
-    click.echo(f"{sample_id} ({sample.source}:{sample.line}): {len(ids)} rows; what is [[marked]] is supervised\n")
-    show_marked(marked_text(Tokeniser(TokeniseOptions(tokenizer=name)).tokenizer, sample))
+    ids, mask = item["input_ids"].int().numpy(), item["loss_mask"].numpy()
+    sample = Sample(sample_id, item["source"], item["line"], ids, mask, "")
+    tokens = Tokeniser(TokeniseOptions(tokenizer=tokenizer or dataset.metadata["model"]["id"])).tokenizer
+    states, norms = _norms(dataset.metadata, item)
+    show_rows(
+        SampleRows(
+            title=f"{sample_id} ({sample.source}:{sample.line}): {len(ids)} rows",
+            pieces=marked_text(tokens, sample),
+            tokens=[str(tokens.decode([token])) for token in ids.tolist()],
+            ids=ids.tolist(),
+            supervised=mask.astype(bool).tolist(),
+            states=states,
+            norms=norms,
+        )
+    )
+
+
+def _norms(metadata: dict[str, Any], item: dict[str, Any]) -> tuple[list[str], list[list[float]]]:
+    """Names of the item's states, and per row the norm of each."""
+    import numpy as np
+
+    from ..report.measures import row_norms
+    from ..report.states import named_states, rows_of
+
+    shapes = {name: tuple(item[name].shape[1:]) for name in item if hasattr(item[name], "shape")}
+    states = named_states(shapes, metadata)
+    norms = (
+        np.stack([row_norms(rows_of(state, item)) for state in states], axis=1)
+        if states
+        else np.empty((len(item["input_ids"]), 0))
+    )
+    return [state.label for state in states], norms.tolist()

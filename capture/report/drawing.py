@@ -6,11 +6,12 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 DPI = 150
 WIDTH, HEIGHT = 7.2, 3.3
@@ -39,7 +40,7 @@ DARK = Palette("#e6edf3", "#9aa4af", "#2b323b", "#14181d", "#56b4e9", "#e69f00")
 @contextmanager
 def colours(palette: Palette) -> Iterator[None]:
     """Figures made inside have these colours."""
-    settings = {
+    settings: dict[Any, Any] = {
         "figure.facecolor": palette.face, "axes.facecolor": palette.face, "text.color": palette.ink,
         "axes.edgecolor": palette.muted, "axes.labelcolor": palette.ink, "xtick.color": palette.muted,
         "ytick.color": palette.muted, "xtick.labelcolor": palette.ink, "ytick.labelcolor": palette.ink,
@@ -59,15 +60,15 @@ def new_axes(height: float = HEIGHT) -> Axes:
 def png(axes: Axes) -> bytes:
     """The picture as a PNG."""
     buffer = io.BytesIO()
-    figure = axes.figure
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    axes.figure.canvas.print_figure(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def label_states(axes: Axes, labels: Sequence[str]) -> None:
     """Name the places 0, 1, ... of the horizontal axis, every few of them where there are many."""
     step = -(-len(labels) // _MOST_LABELS)
-    axes.set_xticks(range(0, len(labels), step), labels[::step], rotation=30 if len(labels) > 7 else 0)
+    slanted: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if len(labels) > 8 else {}
+    axes.set_xticks(range(0, len(labels), step), labels[::step], **slanted)
     axes.set_xlim(-0.5, len(labels) - 0.5)
     axes.grid(visible=False, axis="x")
 
@@ -77,6 +78,11 @@ def label_counts(axes: Axes, what: str, counted: str) -> Axes:
     axes.set_xlabel(what)
     axes.set_ylabel(counted)
     axes.yaxis.set_major_formatter(THOUSANDS)
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(visible=False, axis="x")
     return axes
+
+
+def legend_above(axes: Axes) -> None:
+    """The legend in one line above the axes, where it hides nothing."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=9, borderaxespad=0.3, handletextpad=0.4)

@@ -1,7 +1,10 @@
 """The report's tables: what the folder says of itself, and the numbers behind the pictures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .measures import percentiles, relative_sizes
 from .profile import StateProfile
@@ -35,11 +38,10 @@ def facts(survey: Survey) -> list[tuple[str, str]]:
     rows.append(("rejected", f"{survey.rejects.total():,} input rows"))
     if survey.truncated is not None:
         rows.append(("truncated", f"{survey.truncated:,} samples"))
-    if survey.seals is not None and survey.seals.hours[-1] > 0:
-        rows.append(("speed", f"{survey.seals.rows[-1] / survey.seals.hours[-1] / 3600:,.0f} rows/s, pauses included"))
+    if survey.seals is not None:
+        rows.append(("speed", f"{survey.seals.rows[-1] / survey.seals.seconds[-1]:,.0f} rows/s, pauses included"))
     if survey.sampled is not None and len(survey.sampled.top_differences):
-        largest = float(survey.sampled.top_differences.max())
-        rows.append(("log-probabilities", f"differ from those of the stored top logits by at most {largest:.2g}"))
+        rows.append(("log-probabilities", _agreement(survey.sampled.top_differences)))
     return rows
 
 
@@ -63,7 +65,7 @@ def _model(model: Any, taps: Any) -> list[tuple[str, str]]:
     if isinstance(model, Mapping):
         rows.append(("model", f"{model.get('id')} ({model.get('class')})"))
     if isinstance(taps, Mapping) and taps.get("layer_ids"):
-        ids = ", ".join(map(str, taps["layer_ids"]))
+        ids = _some(taps["layer_ids"])
         rows.append(
             (
                 "layers",
@@ -71,6 +73,18 @@ def _model(model: Any, taps: Any) -> list[tuple[str, str]]:
             )
         )
     return rows
+
+
+def _agreement(differences: NDArray[np.float32]) -> str:
+    largest = float(differences.max())
+    how = "equal those" if largest == 0 else f"differ by at most {largest:.2g} from those"
+    return f"{how} that the stored top logits give, in {len(differences):,} rows"
+
+
+def _some(ids: Sequence[Any]) -> str:
+    """All of few ids, and the ends of many."""
+    shown = list(map(str, ids))
+    return ", ".join(shown if len(shown) <= 12 else [*shown[:3], "...", shown[-1]])
 
 
 def _largest(state: StateProfile) -> str:

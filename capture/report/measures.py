@@ -10,7 +10,8 @@ from torch import Tensor
 
 def row_norms(rows_TH: Tensor) -> NDArray[np.float64]:
     """(T,) Euclidean length of each row, added up in float64: squares of large bfloat16 values leave float32's range."""
-    return torch.linalg.vector_norm(rows_TH, dim=-1, dtype=torch.float64).numpy()
+    norms: NDArray[np.float64] = torch.linalg.vector_norm(rows_TH, dim=-1, dtype=torch.float64).numpy()
+    return norms
 
 
 def row_cosines(one_TH: Tensor, other_TH: Tensor) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -31,12 +32,12 @@ def _verdict(survey: Survey, found: Sequence[Notice]) -> str:
     lines = [f'<section class="verdict {weight}">', f"<h2>{escape(headline(list(found)))}</h2>"]
     if found:
         lines += ["<ul>", *(_notice(notice) for notice in found), "</ul>"]
-    lines.append(f"<p>{escape(_what_was_read(survey))}</p>")
+    lines.append(f"<p>{_prose(_what_was_read(survey))}</p>")
     return "\n".join([*lines, "</section>"])
 
 
 def _notice(notice: Notice) -> str:
-    return f'<li class="{notice.weight}"><strong>{escape(notice.found)}</strong><br>{escape(notice.meaning)}</li>'
+    return f'<li class="{notice.weight}"><strong>{escape(notice.found)}</strong><br>{_prose(notice.meaning)}</li>'
 
 
 def _what_was_read(survey: Survey) -> str:
@@ -78,9 +79,16 @@ def _numbers(survey: Survey) -> str:
     )
 
 
+def _prose(text: str) -> str:
+    """Text whose `commands` stand out."""
+    return _COMMAND.sub(r"<code>\1</code>", escape(text))
+
+
 def _data(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
+
+_COMMAND = re.compile(r"`([^`]+)`")
 
 # The policy keeps the page from loading anything, whatever ids and reasons it shows.
 _PAGE = """<!doctype html>

@@ -23,6 +23,7 @@ h2 { font-size: 1.15rem; margin: 0 0 .4rem; }
 .verdict li { margin: .5rem 0; overflow-wrap: anywhere; }
 li.look::marker { color: var(--look); }
 li.wrong::marker { color: var(--wrong); }
+code { font-size: .92em; }
 table { border-collapse: collapse; font-size: .92rem; }
 .facts { margin: 1.2rem 0 0; }
 .facts th { text-align: left; font-weight: 600; padding: .15rem 1.2rem .15rem 0; vertical-align: top; white-space: nowrap; }
@@ -32,7 +33,9 @@ figure img { display: block; width: 100%; height: auto; }
 section { margin-top: 2.4rem; }
 h1 + section { margin-top: 0; }
 .wide { overflow-x: auto; }
-.numbers th, .numbers td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.numbers th, .numbers td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); }
+.numbers th, .numbers td { text-align: right; white-space: nowrap; }
+.numbers { font-variant-numeric: tabular-nums; }
 .numbers thead th { color: var(--muted); font-weight: 600; white-space: normal; vertical-align: bottom; }
 .numbers th:first-child { text-align: left; }
 """

@@ -90,7 +90,7 @@ _VARIANCE = (
 )
 _COSINE = (
     "How much of its direction a token keeps from one captured layer to the next. Near 1 throughout: the two layers say "
-    "nearly the same; exactly 1: one is a copy of the other."
+    "nearly the same; exactly 1: they are one state, as the last layer and pre-norm are in most models, or one is a copy."
 )
 _OUTLIERS = (
     "Mean size of each dimension beside the median dimension. A few dimensions tens of times larger are ordinary; they "

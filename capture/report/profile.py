@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ class RowScan:
 
     def __init__(self, states: Sequence[State]) -> None:
         self._states = [_StateScan(state) for state in states]
-        self._pairs = [_PairScan(one, other) for one, other in zip(states, states[1:], strict=False)]
+        self._pairs = [_PairScan(one, other) for one, other in pairwise(states)]
         self._sample: list[NDArray[np.int64]] = []
         self._first: list[NDArray[np.bool_]] = []
         self._marks: list[NDArray[np.uint8]] = []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from .drawing import THOUSANDS, Palette, label_counts, new_axes
+from .drawing import THOUSANDS, Palette, label_counts, legend_above, new_axes
 from .measures import group_shares
 from .survey import Survey
+
+_UNITS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 
 
 def draw_lengths(survey: Survey, palette: Palette) -> Axes:
@@ -17,11 +19,9 @@ def draw_lengths(survey: Survey, palette: Palette) -> Axes:
     axes = new_axes()
     axes.hist(survey.lengths, bins=_length_bins(survey.lengths), color=palette.main, edgecolor=palette.face)
     if survey.max_length and survey.lengths.max() > 0.5 * survey.max_length:
-        axes.axvline(survey.max_length, color=palette.accent, linestyle="--")
-        axes.annotate(
-            f"max-length {survey.max_length:,}", (survey.max_length, 1), (-4, -4), xycoords=("data", "axes fraction"),
-            textcoords="offset points", ha="right", va="top", fontsize=9,
-        )  # fmt: skip
+        label = f"max-length: {survey.max_length:,}"
+        axes.axvline(survey.max_length, color=palette.accent, linestyle="--", label=label)
+        legend_above(axes)
     return label_counts(axes, "tokens of a sample", "samples")
 
 
@@ -34,10 +34,10 @@ def draw_loss_mask(survey: Survey, palette: Palette) -> Axes:
     axes.axvline(overall, color=palette.accent, linestyle="--", label=f"of all tokens: {100 * overall:.1f} %")
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlim(0, 1)
-    axes.legend(loc="best", fontsize=9)
+    legend_above(axes)
     axes.set_xlabel("tokens of a sample that the loss mask marks")
     axes.set_ylabel("samples")
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(visible=False, axis="x")
     return axes
 
@@ -52,7 +52,7 @@ def draw_rejects(survey: Survey, palette: Palette) -> Axes:
     axes.bar_label(bars, [f"{count:,}" for _, count in found], padding=4, fontsize=9)
     axes.margins(x=0.12)
     axes.set_xlabel("input rows")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(visible=False, axis="y")
     return axes
 
@@ -61,15 +61,10 @@ def draw_throughput(survey: Survey, palette: Palette) -> Axes:
     """Rows sealed over time."""
     axes = new_axes()
     if survey.seals is not None:
-        minutes = survey.seals.hours[-1] < 2
-        axes.plot(
-            survey.seals.hours * (60 if minutes else 1),
-            survey.seals.rows,
-            color=palette.main,
-            marker=".",
-            linewidth=1.6,
-        )
-        axes.set_xlabel("minutes since the start" if minutes else "hours since the start")
+        seconds = survey.seals.seconds
+        unit, size = next(pair for pair in _UNITS if seconds[-1] >= 2 * pair[1] or pair[1] == 1)
+        axes.plot(seconds / size, survey.seals.rows, color=palette.main, marker=".", linewidth=1.6)
+        axes.set_xlabel(f"{unit} since the start")
     axes.yaxis.set_major_formatter(THOUSANDS)
     axes.set_ylabel("rows sealed")
     axes.set_ylim(bottom=0)

@@ -58,12 +58,17 @@ class SampledScan:
         """What was found; None where nothing was recorded."""
         if not any(self._parts.values()):
             return None
-        dtypes = {"supports": np.int64}
-        joined = {
-            name: np.concatenate(parts) if parts else np.empty(0, dtypes.get(name, np.float32))
-            for name, parts in self._parts.items()
-        }
-        return SampledProfile(**joined, sure_misses=self._sure_misses)
+        return SampledProfile(
+            self._joined("supports", np.int64),
+            self._joined("of_model", np.float32),
+            self._joined("of_sampler", np.float32),
+            self._joined("top_differences", np.float32),
+            self._sure_misses,
+        )
+
+    def _joined(self, name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        parts = self._parts[name]
+        return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
 def top_differences(columns: dict[str, Tensor]) -> Tensor:

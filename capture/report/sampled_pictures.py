@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from matplotlib.axes import Axes
 
-from .drawing import Palette, label_counts, new_axes
+from .drawing import Palette, label_counts, legend_above, new_axes
 from .sampled import SampledProfile
 
 
@@ -37,7 +37,7 @@ def draw_logprobs(sampled: SampledProfile, palette: Palette) -> Axes:
     axes.plot([low, 0], [low, 0], "--", color=palette.accent, linewidth=1.2, label="equal")
     axes.set_xlabel("log-probability under the model (nats)")
     axes.set_ylabel("log-probability in what\nit was sampled from (nats)")
-    axes.legend(loc="lower right", fontsize=9)
+    legend_above(axes)
     return axes
 
 

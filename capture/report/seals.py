@@ -12,9 +12,9 @@ from ..store import Shard
 
 @dataclass(frozen=True, eq=False)
 class Seals:
-    """hours: (n+1,) since the first time known; rows: (n+1,) sealed until then."""
+    """seconds: (n+1,) since the first time known; rows: (n+1,) sealed until then."""
 
-    hours: NDArray[np.float64]
+    seconds: NDArray[np.float64]
     rows: NDArray[np.int64]
 
 
@@ -31,4 +31,4 @@ def seals(shards: Sequence[Shard], begun: Path) -> Seals | None:
     times = np.array([time for time, _ in order])
     if len(order) < 3 or times[-1] - times[0] < 1 or (np.diff(times) < 0).any():
         return None
-    return Seals((times - times[0]) / 3600, np.cumsum([rows for _, rows in order]))
+    return Seals(times - times[0], np.cumsum([rows for _, rows in order]))

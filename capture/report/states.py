@@ -32,8 +32,12 @@ class State:
 
 def states_of(shard: Shard) -> tuple[State, ...]:
     """The states that a shard holds, by boundary, the norm's input and output last."""
-    shapes = {column.name: column.shape for column in shard.columns}
-    taps = shard.metadata.get("taps")
+    return named_states({column.name: column.shape for column in shard.columns}, shard.metadata)
+
+
+def named_states(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, Any]) -> tuple[State, ...]:
+    """The states among columns of these shapes, the first dimension left out, named as `metadata` says."""
+    taps = metadata.get("taps")
     taps = taps if isinstance(taps, Mapping) else {}
     layers = _layers(shapes["aux_hidden_states"][0], taps) if "aux_hidden_states" in shapes else []
     if "pre_norm" in shapes:
