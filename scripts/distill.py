@@ -122,7 +122,7 @@ def distil(
             group["lr"] = learning_rate(recipe.lr, step, recipe.steps)
         divergence, distance = losses(student, pack, scale)
         optimizer.zero_grad()
-        (divergence + state_loss * distance).backward()
+        torch.autograd.backward(divergence + state_loss * distance)
         nn.utils.clip_grad_norm_(student.parameters(), 1.0)
         optimizer.step()
         curves.divergence.append((step + 1, float(divergence)))

@@ -110,12 +110,12 @@ class Training:
         if not whole_column(dataset, "loss_mask").any():
             raise click.ClickException(f"{dataset.path} holds no supervised token to train on.")
         self.recipe = recipe
-        self.head, target = read_head(head)
+        self.head = read_head(head)
         post_norm = PostNorm(dataset, head) if recipe.state_loss else None
         self.packs = PackLoader(PackedDataset(dataset, recipe.pack_tokens, seed=recipe.seed, post_norm=post_norm))
         self.occurring = occurring_ids(dataset)
         self.config = drafter_config(
-            target,
+            self.head.config,
             target_layer_ids(dataset),
             layers=recipe.layers,
             block_size=recipe.block_size,
@@ -157,7 +157,7 @@ class Training:
             group["lr"] = learning_rate(self.recipe.lr, self.done, self.recipe.steps)
         loss = self.loss(pack)
         self.optimizer.zero_grad()
-        loss.value.backward()
+        torch.autograd.backward(loss.value)
         nn.utils.clip_grad_norm_(self.drafter.model.parameters(), 1.0)
         self.optimizer.step()
         self.done += 1
@@ -168,15 +168,14 @@ class Training:
         generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + self.done)
         anchors = sample_anchors(pack, self.recipe.anchors, generator)
         blocks = make_blocks(pack, anchors, self.config.block_size, self.config.mask_token_id)
-        lm_head: Tensor = self.head.lm_head.weight.float()
-        ids = softmax_ids(self.occurring, self.recipe.softmax_ids, len(lm_head), generator)
+        ids = softmax_ids(self.occurring, self.recipe.softmax_ids, len(self.head.lm_head), generator)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.precision == "bfloat16"):
             context = self.drafter.context(context_rows(pack))
             states = block_states(self.drafter.model, self.head.embeddings, context, blocks)
             goals = pack["post_norm"].float()[blocks.sources] if self.recipe.state_loss else None
             return draft_loss(
                 states,
-                lm_head,
+                self.head.lm_head,
                 blocks.labels,
                 self.recipe.decay,
                 ids=ids,
@@ -221,7 +220,8 @@ class Training:
 
 def occurring_ids(dataset: CapturedDataset) -> Tensor:
     """The distinct token ids of a capture, ascending."""
-    return whole_column(dataset, "input_ids").unique().long()
+    ids: Tensor = torch.unique(whole_column(dataset, "input_ids"))
+    return ids.long()
 
 
 def mask_token(given: int | None, occurring: Tensor) -> int:

@@ -96,7 +96,8 @@ def _labels(pack: dict[str, Any], anchors: Tensor, behind: Tensor) -> Tensor:
     inside = rows.clamp(max=len(pack["input_ids"]) - 1)
     same = (rows == inside) & (pack["segment_ids"][inside] == pack["segment_ids"][anchors][:, None])
     wanted = same & pack["loss_mask"][inside].bool()
-    return torch.where(wanted, pack["input_ids"][inside], IGNORED)
+    labels: Tensor = torch.where(wanted, pack["input_ids"][inside], IGNORED)
+    return labels
 
 
 def _sees_context(pack: dict[str, Any], anchors: Tensor, B: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from hiddentap import CapturedDataset
-from hiddentap.models.head import Head, load_head
+from hiddentap.models.head import load_head
 
 SMALLEST = 1e-3
 
@@ -38,8 +39,23 @@ def target_layer_ids(dataset: CapturedDataset) -> list[int]:
     return [boundary - 1 for boundary in boundaries]
 
 
-def read_head(folder: Path) -> tuple[Head, Any]:
-    """A head folder and the target's text config; ClickException where embeddings or lm_head are missing or not plain."""
+@dataclass(frozen=True)
+class TargetHead:
+    """What a drafter borrows of its target.
+
+    Attributes:
+        embeddings: ids to (..., H). lm_head: (V, H) float32. norm: the final norm, None where there is none.
+        config: the target's text config.
+    """
+
+    embeddings: nn.Embedding
+    lm_head: Tensor
+    norm: nn.Module | None
+    config: Any
+
+
+def read_head(folder: Path) -> TargetHead:
+    """Read a head folder; ClickException where embeddings or lm_head are missing or not plain."""
     head = load_head(folder)
     if not isinstance(head.embeddings, nn.Embedding) or not isinstance(head.lm_head, nn.Linear):
         raise click.ClickException(f"{folder} must hold embeddings and an lm_head; it has {head}.")
@@ -47,7 +63,8 @@ def read_head(folder: Path) -> tuple[Head, Any]:
         raise click.ClickException(
             "embeddings with a norm of their own are not supported: drafters are served without it."
         )
-    return head, AutoConfig.from_pretrained(folder).get_text_config()
+    config = AutoConfig.from_pretrained(folder).get_text_config()
+    return TargetHead(head.embeddings, head.lm_head.weight.float(), head.norm, config)
 
 
 def channel_scale(packs: list[dict[str, Any]]) -> Tensor:

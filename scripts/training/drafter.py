@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
-from hiddentap.models.head import Head
+from .context import TargetHead
 
 CONTEXT_WEIGHT = "encoder.fc.weight"
 
@@ -66,7 +66,7 @@ def drafter_config(
     )
 
 
-def new_drafter(config: MuseGlimmerAssistantConfig, head: Head, scale: Tensor, seed: int) -> Drafter:
+def new_drafter(config: MuseGlimmerAssistantConfig, head: TargetHead, scale: Tensor, seed: int) -> Drafter:
     """Random weights; the last norm begins as the target's, so that states come out as large as its lm_head expects."""
     torch.manual_seed(seed)
     model = MuseGlimmerAssistantModel(config)
