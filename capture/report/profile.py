@@ -40,7 +40,11 @@ class StateProfile:
 
 @dataclass(frozen=True, eq=False)
 class PairProfile:
-    """Two neighbouring states, row by row: cosines (N,) float64, and how many rows have equal values in both."""
+    """Two neighbouring states, row by row.
+
+    cosines: (N,) float64. equal: rows with equal values in both, first rows left out: beside very large values there,
+    what a layer adds can be lost in rounding.
+    """
 
     before: State
     after: State
@@ -100,9 +104,9 @@ class _PairScan:
         self._cosines: list[NDArray[np.float64]] = []
         self._equal = 0
 
-    def add(self, before_TH: Tensor, after_TH: Tensor) -> None:
+    def add(self, before_TH: Tensor, after_TH: Tensor, first_T: Tensor) -> None:
         self._cosines.append(row_cosines(before_TH, after_TH))
-        self._equal += int(equal_rows(before_TH, after_TH).sum())
+        self._equal += int((equal_rows(before_TH, after_TH) & ~first_T.numpy()).sum())
 
     def profile(self) -> PairProfile:
         return PairProfile(self.before, self.after, _joined(self._cosines, np.float64), self._equal)
@@ -130,7 +134,7 @@ class RowScan:
             rows = rows_of(scan.state, chunk.columns)
             scan.add(rows, ids, first)
             if before is not None:
-                self._pairs[place - 1].add(before, rows)
+                self._pairs[place - 1].add(before, rows, first)
             before = rows
 
     def profile(self) -> RowProfile:

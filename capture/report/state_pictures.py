@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 from numpy.typing import NDArray
 
 from .drawing import NUMBERS, Palette, label_states, legend_above, new_axes
@@ -77,7 +78,10 @@ def draw_outliers(survey: Survey, palette: Palette) -> Axes:
     axes.plot([], [], "o", color=palette.accent, label="the 5 largest dimensions")
     axes.plot([], [], color=palette.main, linewidth=5, alpha=0.35, label="all others")
     axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, 0.4), max(high, 20))
     axes.yaxis.set_major_formatter(NUMBERS)
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel("mean |value| / that of\nthe median dimension")
     legend_above(axes)
     label_states(axes, _labels(survey))
@@ -96,6 +100,7 @@ def _log_if_wide(axes: Axes, values: Sequence[float] | NDArray[np.float64]) -> N
     shown = shown[np.isfinite(shown)]
     if len(shown) and shown.min() > 0 and shown.max() / shown.min() > 20:
         axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_ylim(bottom=0)
     axes.margins(y=0.12)

@@ -62,7 +62,7 @@ def survey(path: Path, *, max_rows: int = MAX_ROWS) -> Survey:
     """Read a folder, one that is still being filled too: all headers, and the rows of about `max_rows` rows' samples.
 
     Memory: a chunk, 8 bytes per sample, and some 30 bytes per row and state of what is read.
-    Raises UsageError where there is no sealed shard, RunError where shards hold different columns.
+    Raises UsageError where there is no sealed shard or no sample, RunError where shards hold different columns.
     """
     if not path.is_dir():
         raise UsageError(f"{path} is not there; expected the folder of a capture.")
@@ -98,6 +98,8 @@ def survey(path: Path, *, max_rows: int = MAX_ROWS) -> Survey:
 def _require_alike(path: Path, shards: Sequence[Shard]) -> None:
     if not shards:
         raise UsageError(f"{path} holds no sealed shard.")
+    if not any(shard.M for shard in shards):
+        raise UsageError(f"{path} holds no captured sample: all were rejected, as rejects.jsonl says.")
     for shard in shards[1:]:
         if shard.columns != shards[0].columns:
             raise RunError(

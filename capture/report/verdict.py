@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .measures import group_medians, group_shares, percentiles
 from .profile import PairProfile, StateProfile
@@ -20,6 +21,7 @@ SAME_DIRECTION = 0.999
 NEARLY_THE_SAME = 0.9999
 NORM_FACTOR = 3.0
 FEWEST_ROWS = 8
+FEW_ROWS = 64
 CUT_SHARE = 0.2
 MASK_SHARE = 0.02
 UNSUPERVISED_SHARE = 0.05
@@ -101,7 +103,7 @@ def _repeated_rows(survey: Survey) -> Iterator[Notice]:
 def _constant_dimensions(survey: Survey) -> Iterator[Notice]:
     for state in survey.profile.states:
         dead = len(state.constant)
-        if dead:
+        if dead and survey.rows_read >= FEW_ROWS:
             shown = ", ".join(map(str, state.constant[:_SHOWN].tolist())) + (", ..." if dead > _SHOWN else "")
             yield Notice(
                 "look",
@@ -113,7 +115,7 @@ def _constant_dimensions(survey: Survey) -> Iterator[Notice]:
 
 def _same_direction(survey: Survey) -> Iterator[Notice]:
     for state in survey.profile.states:
-        if state.pair_cosine > SAME_DIRECTION:
+        if state.pair_cosine > SAME_DIRECTION and survey.rows_read >= FEW_ROWS:
             yield Notice(
                 "look",
                 f"{state.state.label}: the mean cosine between two tokens is {state.pair_cosine:.5f}.",
@@ -164,7 +166,9 @@ def _norm_jumps(survey: Survey) -> Iterator[Notice]:
             yield _norm_jump(survey, state, middle, medians, far.tolist())
 
 
-def _norm_jump(survey: Survey, state: StateProfile, middle: float, medians: np.ndarray, far: list[int]) -> Notice:
+def _norm_jump(
+    survey: Survey, state: StateProfile, middle: float, medians: NDArray[np.float64], far: list[int]
+) -> Notice:
     shown = ", ".join(f"{survey.places[place].sample_id!r} ({medians[place]:.3g})" for place in far[:_SHOWN])
     more = ", ..." if len(far) > _SHOWN else ""
     return Notice(
