@@ -35,6 +35,21 @@ if TYPE_CHECKING:
     show_default=True,
     help="Store what enters (pre) or leaves (post) the final norm too.",
 )
+@click.option(
+    "--ids-of", metavar="SYSTEM", help="Whose ids they are: vllm, specforge, deepspec, ... (see `hiddentap layers M`)."
+)
+@click.option(
+    "--draft-config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take the ids from a drafter's config.json; needs --ids-of.",
+)
+@click.option(
+    "--algorithm", type=click.Choice(["eagle3", "dflash", "dspark"]), help="Take the default layers of this algorithm."
+)
+@click.option(
+    "--adapter", metavar="NAME", help="How to read the residual stream where it is not plain; errors say which fit."
+)
 @click.option("--head", is_flag=True, help="Write final norm, lm_head and embeddings to OUT/head.")
 @click.option(
     "--top-logits",
@@ -141,6 +156,10 @@ def _settings(given: dict[str, Any]) -> Any:
         out=given["out"],
         layer_ids=layer_ids(given["ids"]),  # type: ignore[arg-type]  # the check of layer ids names what is no integer
         convention=given["convention"],
+        ids_of=given["ids_of"],
+        draft_config=given["draft_config"],
+        algorithm=given["algorithm"],
+        adapter=given["adapter"],
         final=given["final"],
         head=given["head"],
         top_logits=given["top_logits"],

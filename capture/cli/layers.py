@@ -1,8 +1,6 @@
-"""`hiddentap layers`: where a model's layers are, and which ids the algorithms take."""
+"""`hiddentap layers`: where a model's layers are, what ids mean in each system, and which ones the algorithms take."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import click
 
@@ -11,8 +9,12 @@ import click
 @click.argument("model", metavar="M")
 @click.option("--revision", metavar="R", help="Branch, tag or commit of a hub model.")
 @click.option("--trust-remote-code", is_flag=True, help="Let code that comes with the model run.")
-def layers(model: str, revision: str | None, trust_remote_code: bool) -> int:
-    """Say where the decoder layers of M are, how many, and the default ids of each algorithm. Reads no weights."""
+@click.option("--adapter", metavar="NAME", help="How to read the residual stream where it is not plain.")
+def layers(model: str, revision: str | None, trust_remote_code: bool, adapter: str | None) -> int:
+    """Say where the decoder layers of M are, how many, and the default ids of each algorithm in each system's terms.
+
+    Reads the config alone, no weights.
+    """
     from ...models.decoder import find_decoder
     from ...models.loading import ModelSource, model_skeleton
     from .quiet_libraries import quiet_libraries
@@ -20,34 +22,58 @@ def layers(model: str, revision: str | None, trust_remote_code: bool) -> int:
 
     quiet_libraries()
     skeleton = model_skeleton(ModelSource(model, revision, trust_remote_code=trust_remote_code))
-    decoder = find_decoder(skeleton)
-    click.echo(
-        table(
-            [
-                ("model", type(skeleton).__name__),
-                ("layers", f"{decoder.n} x {type(decoder.layers[0]).__name__} at {decoder.layers_path}"),
-                ("H", " or ".join(map(str, sorted(decoder.widths)))),
-                ("layer_output ids", f"0..{decoder.n - 1}: id k is the output of 0-based layer k"),
-                (
-                    "boundary ids",
-                    f"0..{decoder.n}: id k is the state after k layers; 0 the embeddings, {decoder.n} before the final norm",
-                ),
-            ]
-        )
-    )
-    click.echo("\ndefault ids      layer_output            boundary")
-    for algorithm in ("eagle3", "dflash", "dspark"):
-        click.echo(f"{algorithm:<17}" + _defaults(algorithm, decoder.n))
+    decoder = find_decoder(skeleton, adapter=adapter)
+    n = decoder.n
+    rows = [
+        ("model", type(skeleton).__name__),
+        ("layers", f"{n} x {type(decoder.layers[0]).__name__} at {decoder.layers_path} (found by {decoder.found_by})"),
+        ("H", " or ".join(map(str, sorted(decoder.widths)))),
+        ("layer_output ids", f"0..{n - 1}: id k is the output of 0-based layer k"),
+        ("boundary ids", f"0..{n}: id k is the state after k layers; 0 the embeddings, {n} before the final norm"),
+    ]
+    if decoder.adapter_name is not None:
+        rows.insert(2, ("adapter", decoder.adapter_name))
+    click.echo(table(rows))
+    click.echo("\n" + _default_table(n) + "\n\n" + _system_table(n))
     return 0
 
 
-def _defaults(algorithm: Any, n: int) -> str:
-    from ...models.errors import UsageError
-    from ...models.layer_ids import default_layer_ids, to_boundaries
+def _default_table(n: int) -> str:
+    from ...models.layer_ids import Algorithm, default_layer_ids, to_boundaries
 
-    try:
-        ids = default_layer_ids(algorithm, n)
-    except UsageError as error:
-        return str(error)
-    as_text = [",".join(map(str, values)) for values in (ids, to_boundaries(ids, n, "layer_output"))]
-    return f"{as_text[0]:<24}{as_text[1]}"
+    algorithms: tuple[Algorithm, ...] = ("eagle3", "dflash", "dspark")
+    lines = [f"{'default ids':<17}{'layer_output':<24}boundary"]
+    for algorithm in algorithms:
+        try:
+            ids = default_layer_ids(algorithm, n)
+        except ValueError as unfit:
+            lines.append(f"{algorithm:<17}{unfit}")
+            continue
+        lines.append(f"{algorithm:<17}{_listed(ids):<24}{_listed(to_boundaries(ids, n, 'layer_output'))}")
+    return "\n".join(lines)
+
+
+def _system_table(n: int) -> str:
+    """The systems whose ids `capture --ids-of` takes: their range here, their default for EAGLE-3, and what an id means."""
+    from ...models.default_ids import FORMULAS, default_ids
+    from ...models.id_systems import SYSTEMS
+    from ...models.layer_ids import CONVENTIONS
+
+    lines = [f"{'ids of':<18}{'range':<10}{'eagle3':<14}{'dflash':<18}an id means"]
+    for name, system in SYSTEMS.items():
+        if name in CONVENTIONS:
+            continue
+        defaults = []
+        for algorithm in ("eagle3", "dflash"):
+            try:
+                known = (algorithm, name) in FORMULAS
+                defaults.append(_listed(default_ids(name, algorithm, n)) if known else "-")
+            except ValueError:
+                defaults.append("-")
+        span = f"{system.lowest()}..{system.highest(n)}"
+        lines.append(f"{name:<18}{span:<10}{defaults[0]:<14}{defaults[1]:<18}{system.about}")
+    return "\n".join(lines)
+
+
+def _listed(ids: tuple[int, ...]) -> str:
+    return ",".join(map(str, ids))

@@ -13,7 +13,8 @@ import torch
 from ...models.loading import load_model
 from ..data import Audit, Item, Sample, audit, tokenise
 from .batches import TokenBatch, batch_end, token_batch
-from .engine import Engine, attach, attached_engine
+from .engine import Engine
+from .hugging_face import attach, attached_engine
 from .settings import STORE_DTYPES, CaptureSettings
 from .space import bytes_of_rows, free_bytes
 
@@ -50,7 +51,7 @@ class RunEstimate:
 def estimate_run(settings: CaptureSettings) -> RunEstimate:
     """Tokenise the input of `settings`, time a few forwards, and add up; raises as `capture_dataset` does."""
     loaded = load_model(settings.model)
-    attached, collector = attach(loaded.model, settings.taps, top_logits=settings.top_logits)
+    attached, collector = attach(loaded.model, settings)
     today = datetime.date.today().isoformat()
     options = settings.text.tokenise_options(settings.model, date=today, vocab_rows=attached.decoder.vocab_rows)
     kept: list[Sample] = []

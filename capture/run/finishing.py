@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from ...models.loading import LoadedModel
 from ..store import Manifest, OutputFolder, Plan
-from .engine import AttachedModel
+from .hugging_face import AttachedModel
 from .pace import Pace
 from .resuming import sealed_shards
-from .settings import CaptureSettings
 from .summary import RunSummary
 
 
@@ -32,7 +31,6 @@ class Effort:
 
 
 def finish(
-    settings: CaptureSettings,
     plan: Plan,
     folder: OutputFolder,
     effort: Effort,
@@ -60,7 +58,7 @@ def finish(
         seconds=effort.seconds,
         batch_tokens=effort.pace.batch_tokens if effort.pace else None,
         layer_ids=tuple(plan.identity["taps"]["layer_ids"]),
-        convention=settings.convention,
+        convention=plan.identity["taps"]["convention"],
         hidden_size=attached.hidden_size,
         notes=loaded.notes,
     )

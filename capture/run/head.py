@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...models.head import DESCRIPTION_FILE, save_head
 from ...models.loading import LoadedModel
-from .engine import AttachedModel
+from .hugging_face import AttachedModel
 
 
 def write_head(folder: Path, loaded: LoadedModel, attached: AttachedModel) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from ...models.layer_ids import from_boundaries
 from ...models.loading import LoadedModel
 from ..data import TokenisationIdentity
 from ..store import FORMAT_VERSION
-from .engine import AttachedModel
+from .hugging_face import AttachedModel
 from .settings import CaptureSettings
 
 _LIBRARIES = ("torch", "transformers", "safetensors", "tokenizers")
@@ -73,15 +72,17 @@ def _model(loaded: LoadedModel, attached: AttachedModel) -> dict[str, Any]:
 
 def _taps(settings: CaptureSettings, attached: AttachedModel) -> dict[str, Any]:
     boundaries = attached.taps.boundaries
+    ids, convention = settings.layers.told(boundaries)
     return {
-        "convention": settings.convention,
-        "layer_ids": list(from_boundaries(boundaries, settings.convention)),
+        "convention": convention,
+        "layer_ids": list(ids),
         "boundaries": list(boundaries),
         "final": settings.final,
         "num_hidden_layers": attached.decoder.n,
         "hidden_size": attached.hidden_size,
         "layers_path": attached.decoder.layers_path,
         "norm_path": attached.norm_path,
+        "adapter": attached.decoder.adapter_name,
     }
 
 

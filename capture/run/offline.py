@@ -9,9 +9,9 @@ from functools import partial
 from ...models.loading import LoadedModel, load_model
 from ..store import OutputFolder, Plan
 from .budget import TokenBudget
-from .engine import AttachedModel, HuggingFaceEngine, attach, attached_engine
 from .finishing import Effort, finish
 from .head import write_head
+from .hugging_face import AttachedModel, HuggingFaceEngine, attach, attached_engine
 from .identity import shard_metadata
 from .pace import Pace
 from .progress import Progress, Silent
@@ -40,7 +40,7 @@ def capture_dataset(
     ranks, stopping = Ranks.of_environment(), stopping or Stopping()
     progress = ranks.shared(progress or Silent())
     loaded = load_model(ranks.placed(settings.model))
-    attached, collector = attach(loaded.model, settings.taps, top_logits=settings.top_logits)
+    attached, collector = attach(loaded.model, settings)
     folder = OutputFolder(settings.out)
     with folder.lock() if ranks.is_first else nullcontext():
         if ranks.is_first:
@@ -75,7 +75,7 @@ def capture_dataset(
         effort = Effort(tokens, time.perf_counter() - start, len(done), pace)
         if pace is not None and pace.measured is not None:
             Speeds.of_user().write(_speed_key(loaded, attached, engine), pace.measured)
-        return finish(settings, plan, folder, effort, attached, loaded, write=ranks.is_first)
+        return finish(plan, folder, effort, attached, loaded, write=ranks.is_first)
 
 
 def _pace(

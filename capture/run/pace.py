@@ -6,7 +6,7 @@ Both are tried out on the run's own batches, so no forward is wasted on it, and 
 from __future__ import annotations
 
 import time
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 import torch
 from torch._dynamo.exc import TorchDynamoException
@@ -15,10 +15,8 @@ from ..outputs import DeviceAuxiliaryOutput
 from .batches import TokenBatch
 from .budget import TokenBudget
 from .engine import Engine
+from .settings import CompileMode
 from .speeds import Speed
-
-CompileMode = Literal["auto", "on", "off"]
-COMPILE_MODES: tuple[str, ...] = get_args(CompileMode)
 
 # Before compiled layers were ever measured here: what they are taken to save, and to cost once. A run shorter than this makes
 # worth while does not try them.

@@ -7,7 +7,7 @@ import datetime
 from ...models.loading import LoadedModel
 from ..data import Tokeniser, identity_of
 from ..store import Manifest, OutputFolder, Plan, Shard
-from .engine import AttachedModel
+from .hugging_face import AttachedModel
 from .identity import run_identity
 from .planning import existing_plan, make_plan, require_same_identity
 from .progress import Progress

@@ -11,11 +11,12 @@ import torch
 
 from ...hooks import Final, Taps
 from ...models.errors import UsageError
-from ...models.layer_ids import Convention, from_boundaries, to_boundaries
+from ...models.layer_ids import Algorithm, Convention
 from ...models.loading import ModelSource
 from ..data import TokeniseOptions
-from .pace import COMPILE_MODES, CompileMode
+from .layer_choice import LayerChoice
 
+CompileMode = Literal["auto", "on", "off"]
 OnBadValues = Literal["reject", "raise", "keep"]
 STORE_DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
@@ -69,7 +70,11 @@ class CaptureSettings:
         model: which model, and how it computes.
         data: files or data sets of conversations, texts or token ids.
         out: the folder that is filled.
-        layer_ids: K ids under `convention`.
+        layer_ids: K ids under `convention`, or under the system `ids_of`.
+        ids_of: whose ids they are, or those of `draft_config`: vllm, specforge, ...; see `models.id_systems`.
+        draft_config: a drafter's config.json to take the ids from, instead of `layer_ids`.
+        algorithm: take the default layers of eagle3, dflash or dspark instead.
+        adapter: how the residual stream is read where it is not plain; see `models.adapters`.
         final: norm states to store beside them.
         head: whether the final norm, the lm_head and the embeddings are written to OUT/head as well.
         top_logits: how many of the largest logits of each row are stored, with their ids and the log-sum-exp of all.
@@ -85,8 +90,12 @@ class CaptureSettings:
     model: ModelSource
     data: tuple[str, ...]
     out: Path
-    layer_ids: tuple[int, ...] | None
+    layer_ids: tuple[int, ...] | None = None
     convention: Convention = "layer_output"
+    ids_of: str | None = None
+    draft_config: Path | None = None
+    algorithm: Algorithm | None = None
+    adapter: str | None = None
     final: Final = "pre"
     head: bool = False
     top_logits: int = 0
@@ -101,6 +110,7 @@ class CaptureSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out))
+        self.layers  # noqa: B018 - says whether the layers are named in one way
         if not self.data:
             raise UsageError("no data was given; expected at least one file or data set.")
         if self.store_dtype is not None and self.store_dtype not in STORE_DTYPES:
@@ -118,19 +128,23 @@ class CaptureSettings:
 
         if self.top_logits < 0:
             raise UsageError(f"top_logits must be at least 0; got {self.top_logits}.")
-        if self.compile not in COMPILE_MODES:
-            raise UsageError(f"compile must be one of {', '.join(COMPILE_MODES)}; got {self.compile!r}.")
+        if self.compile not in get_args(CompileMode):
+            raise UsageError(f"compile must be one of {', '.join(get_args(CompileMode))}; got {self.compile!r}.")
         if self.exact and self.compile == "on":
             raise UsageError(
                 "compiled layers give other bits than a plain forward, so exact and compile=on exclude each other."
             )
 
+    @property
+    def layers(self) -> LayerChoice:
+        return LayerChoice(self.layer_ids, self.convention, self.ids_of, self.draft_config, self.algorithm)
+
     def taps(self, n: int) -> Taps:
-        """The taps in a model of n layers; raises as `models.layer_ids.to_boundaries` does."""
-        return Taps(to_boundaries(self.layer_ids, n, self.convention), self.final)
+        """The taps in a model of n layers; raises as `LayerChoice.boundaries` does."""
+        return Taps(self.layers.boundaries(n), self.final)
 
     def tap_names(self, taps: Taps) -> tuple[str, ...]:
         """The taps in the words of the ids that were asked for, in slot order."""
-        word = "layer" if self.convention == "layer_output" else "boundary"
-        ids = from_boundaries(taps.boundaries, self.convention)
+        ids, convention = self.layers.told(taps.boundaries)
+        word = "layer" if convention == "layer_output" else "boundary"
         return tuple(f"{word} {i}" for i in ids) + taps.names[len(ids) :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from hiddentap.capture.run import CaptureSettings
 from hiddentap.capture.run.batches import TokenBatch, batch_end, token_batch
 from hiddentap.capture.run.budget import TokenBudget
-from hiddentap.capture.run.engine import attach, attached_engine
+from hiddentap.capture.run.hugging_face import attach, attached_engine
 from hiddentap.capture.run.pace import Pace
 from hiddentap.capture.run.progress import Silent
 from hiddentap.capture.run.shard_run import ShardRun
 from hiddentap.capture.store import Manifest, OutputFolder, Plan, PlanWriter
-from hiddentap.hooks import Taps, compiled_layers
+from hiddentap.hooks import compiled_layers
 from hiddentap.models.call import input_device
 from hiddentap.models.loading import LoadedModel
 
@@ -36,10 +37,10 @@ class Run:
 
 
 class Hiddentap:
-    """The engine that `hiddentap capture` runs, with `taps` on a model that is loaded already."""
+    """The engine that `hiddentap capture` runs, on a model that is loaded already."""
 
-    def __init__(self, loaded: LoadedModel, taps_of: Callable[[int], Taps]) -> None:
-        self.attached, self._collector = attach(loaded.model, taps_of)
+    def __init__(self, loaded: LoadedModel, asked: CaptureSettings) -> None:
+        self.attached, self._collector = attach(loaded.model, asked)
         self.device = input_device(loaded.model)
         self.columns = self.attached.columns(self.attached.dtype)
 

@@ -203,6 +203,57 @@ def test_layers_shows_both_conventions_side_by_side(run, tmp_path: Path) -> None
     assert "dspark           1,4,6,8,11              2,5,7,9,12" in out
 
 
+def test_layers_shows_each_systems_ids_with_their_meaning(run, tmp_path: Path) -> None:
+    code, out, _ = run("layers", llama_folder(tmp_path / "m", num_hidden_layers=12))
+    assert code == 0
+    (vllm,) = (line for line in out.splitlines() if line.startswith("speculators"))
+    assert vllm.split()[:3] == ["speculators", "0..12", "2,6,9"]
+    (specforge,) = (line for line in out.splitlines() if line.startswith("specforge"))
+    assert specforge.split()[:3] == ["specforge", "0..11", "1,5,8"]
+
+
+NAMED_LAYERS = [
+    (["--layer-ids", "1,3", "--ids-of", "vllm"], [0, 2], [1, 3], "layer_output"),
+    (["--layer-ids", "-1,2", "--ids-of", "deepspec"], [0, 3], [0, 3], "boundary"),
+    (["--draft-config", "{draft}", "--ids-of", "specforge"], [0, 2], [1, 3], "layer_output"),
+    (["--draft-config", "{draft}", "--ids-of", "vllm"], [0, 2], [0, 2], "boundary"),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "ids", "boundaries", "convention"), NAMED_LAYERS, ids=[" ".join(g) for g, *_ in NAMED_LAYERS]
+)
+def test_layers_can_be_named_in_another_systems_ids(
+    run, llama, data, tmp_path, given, ids, boundaries, convention
+) -> None:
+    draft = tmp_path / "draft.json"
+    draft.write_text(json.dumps({"dflash_config": {"target_layer_ids": [0, 2]}}))
+    options = [option.format(draft=draft) for option in given]
+    code, _, err = run("capture", "--model", llama, "--data", data, "--out", tmp_path / "out", *options)
+    assert (code, "Traceback" in err) == (0, False)
+    taps = json.loads((tmp_path / "out/manifest.json").read_text())["identity"]["taps"]
+    assert (taps["layer_ids"], taps["boundaries"], taps["convention"]) == (ids, boundaries, convention)
+
+
+def test_an_algorithm_takes_its_default_layers(run, data, tmp_path: Path) -> None:
+    folder = llama_folder(tmp_path / "m", num_hidden_layers=12)
+    assert run("capture", "--model", folder, "--data", data, "--out", tmp_path / "out", "--algorithm", "eagle3")[0] == 0
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["identity"]["taps"]["layer_ids"] == [1, 5, 8]
+
+
+def test_layers_named_in_two_ways_or_by_a_draft_config_of_nobody_are_refused(run, llama, data, tmp_path) -> None:
+    common = ("capture", "--model", llama, "--data", data, "--out", tmp_path / "out")
+    code, _, err = run(*common, "--layer-ids", "1", "--algorithm", "eagle3")
+    assert code == 2
+    assert "named in 2 ways" in err
+    code, _, err = run(*common, "--draft-config", tmp_path / "c.json")
+    assert code == 2
+    assert "does not say what its ids mean" in err
+    code, _, err = run(*common, "--layer-ids", "1", "--adapter", "nonsense")
+    assert code == 2
+    assert "unknown adapter 'nonsense'" in err
+
+
 def test_inspect_reads_a_folder_a_shard_and_a_sample(run, llama: Path, data: Path, tmp_path: Path) -> None:
     out_folder = tmp_path / "out"
     run("capture", "--model", llama, "--data", data, "--layer-ids", "0,2", "--out", out_folder)

@@ -102,6 +102,7 @@ def test_the_header_alone_says_what_the_shard_holds(llama: Path, data: Path, tmp
     assert about["taps"] == {
         "convention": "layer_output", "layer_ids": [0, 2, 3], "boundaries": [1, 3, 4], "final": "pre",
         "num_hidden_layers": 4, "hidden_size": 32, "layers_path": "model.layers", "norm_path": "model.norm",
+        "adapter": None,
     }  # fmt: skip
     assert about["model"]["class"] == "LlamaForCausalLM"
     assert (about["compute_dtype"], about["store_dtype"], about["mode"]) == ("float32", "bfloat16", "batched")
@@ -344,7 +345,7 @@ def test_odd_ids_are_kept_as_data_and_name_no_file(llama: Path, tmp_path: Path) 
 
 
 def test_a_run_goes_on_at_the_shard_that_failed(llama: Path, data: Path, tmp_path: Path, monkeypatch) -> None:
-    from hiddentap.capture.run.engine import HuggingFaceEngine
+    from hiddentap.capture.run.hugging_face import HuggingFaceEngine
 
     forward, calls = HuggingFaceEngine.forward, []
 

@@ -13,7 +13,7 @@ import torch
 
 from hiddentap import CapturedDataset, CaptureSettings, ModelSource, capture_dataset
 from hiddentap.capture.run import RunStopped, Stopping
-from hiddentap.capture.run.engine import HuggingFaceEngine
+from hiddentap.capture.run.hugging_face import HuggingFaceEngine
 from hiddentap.capture.store import PlannedShardWriter
 from hiddentap.models.errors import RunError
 from support.model_folder import CHATS, chat, write_rows

@@ -1,0 +1,151 @@
+"""The forward of a Hugging Face model in this process, with taps on its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ...hooks import (
+    Collector,
+    GatheredRows,
+    LogitsHead,
+    TapError,
+    Taps,
+    compiled_layers,
+    find_logits_head,
+    probe,
+)
+from ...models.call import input_device, without_cache
+from ...models.decoder import Decoder, find_decoder
+from ...models.pipeline import pipeline_group_of
+from ..mixin import require_single_stage
+from ..outputs import CompositeDeviceAuxiliaryOutput, DeviceAuxiliaryOutput, DeviceHiddenStates, RowLayout
+from ..store import Column, capture_columns, generation_columns
+from .batches import TokenBatch
+from .row_faults import DeviceRowFaults, fault_codes
+from .settings import CaptureSettings
+
+
+@dataclass(frozen=True)
+class AttachedModel:
+    """What the taps were attached to, for the files that speak of it."""
+
+    decoder: Decoder
+    taps: Taps
+    hidden_size: int
+    dtype: torch.dtype
+    norm_path: str | None
+    logits_head: LogitsHead | None = None
+    top_logits: int = 0
+
+    @property
+    def norm_size(self) -> int:
+        """Width of the norm states: H, but where an adapter keeps several streams side by side."""
+        widths = self.decoder.widths
+        return self.hidden_size if not widths or self.hidden_size in widths else max(widths)
+
+    def columns(self, store_dtype: torch.dtype) -> tuple[Column, ...]:
+        """The columns of a shard of these taps."""
+        taps = self.taps
+        rows = capture_columns(
+            len(taps.boundaries), self.hidden_size, store_dtype, pre_norm=taps.pre_norm, post_norm=taps.post_norm
+        )
+        rows = tuple(replace(c, shape=(self.norm_size,)) if c.name in ("pre_norm", "post_norm") else c for c in rows)
+        top = [c for c in generation_columns(topk=self.top_logits) if c.name.startswith("topk_")]
+        return (*rows, *top)
+
+
+class HuggingFaceEngine:
+    """Taps on a model in this process. The forward ends after the last tap: no lm_head, no cache, no later layer."""
+
+    def __init__(
+        self, attached: AttachedModel, collector: Collector, store_dtype: torch.dtype, tap_names: tuple[str, ...]
+    ) -> None:
+        """`tap_names`: what the taps are called where a fault of their rows is told, in slot order."""
+        self._collector, self._store_dtype, self._tap_names = collector, store_dtype, tap_names
+        self._attached, self._model = attached, attached.decoder.model
+        self._compiled = ExitStack()
+        self._arguments = without_cache(self._model)
+        self.device = input_device(self._model)
+        # Made once: a tensor made from a list on an accelerator waits for it.
+        self._zero_is_fault = torch.tensor([b > 0 for b in attached.taps.boundaries], device=self.device)
+
+    def set_compiled(self, compiled: bool) -> None:
+        """Run decoder layers compiled one by one, or as they are, from the next forward on."""
+        self._compiled.close()
+        if compiled:
+            self._compiled.enter_context(compiled_layers(self._attached.decoder))
+
+    @torch.inference_mode()
+    def forward(self, batch: TokenBatch) -> DeviceAuxiliaryOutput:
+        positions, taps = batch.positions, self._collector.taps
+        index = None if positions.all_real else positions.flat_index().to(self.device, non_blocking=True)
+        slots = GatheredRows(len(taps.boundaries), index, positions.T)
+        with self._collector.armed(slots, positions.B, positions.S, stop=True):
+            self._model(batch.input_ids.to(self.device, non_blocking=True), **self._arguments)
+        return self._output(slots, RowLayout.of_prompts(positions.lengths))
+
+    def _output(self, slots: GatheredRows, layout: RowLayout) -> DeviceAuxiliaryOutput:
+        tapped, asked = self._collector.taps, self._attached.taps
+        norms = [name for name, there in (("pre_norm", tapped.pre_norm), ("post_norm", tapped.post_norm)) if there]
+        computed = {name: slots.norms[len(tapped.boundaries) + i] for i, name in enumerate(norms)}
+        top = self._top_logits(computed["post_norm"]) if self._attached.top_logits else {}
+        if not asked.post_norm:
+            computed.pop("post_norm", None)
+        if slots.aux_hidden_states is not None:
+            computed = {"aux_hidden_states": slots.aux_hidden_states, **computed}
+        stored = {name: rows.to(self._store_dtype) for name, rows in computed.items()}
+        codes = torch.cat([self._codes(name, rows, stored[name]) for name, rows in computed.items()], 1)
+        faults = DeviceRowFaults(codes, layout, self._tap_names, self._store_dtype)
+        return CompositeDeviceAuxiliaryOutput((DeviceHiddenStates(stored | top, layout), faults))
+
+    def _top_logits(self, post_norm: Tensor) -> dict[str, Tensor]:
+        if self._attached.logits_head is None:
+            raise TapError("top logits were asked for without a head to make them.")
+        top = self._attached.logits_head.top(post_norm, self._attached.top_logits)
+        return {"topk_logits": top.values, "topk_ids": top.ids, "topk_logsumexp": top.logsumexp}
+
+    def _codes(self, name: str, computed: Tensor, stored: Tensor) -> Tensor:
+        if name != "aux_hidden_states":
+            return fault_codes(computed[:, None], stored[:, None], zero_is_fault=True)
+        return fault_codes(computed, stored, zero_is_fault=self._zero_is_fault.to(computed.device))
+
+
+def attach(model: nn.Module, settings: CaptureSettings) -> tuple[AttachedModel, Collector]:
+    """Find the layers of `model`, see that the taps are true, and make their collector.
+
+    Raises:
+        PipelineCaptureError, DecoderNotFoundError, AdapterError, LayerIdError, LayerIdTypeError, DraftConfigError, TapError.
+    """
+    require_single_stage(getattr(model, "pp_group", None) or pipeline_group_of(model), "DSPARK")
+    decoder = find_decoder(model, adapter=settings.adapter)
+    taps = settings.taps(decoder.n)
+    tapped = taps.with_post_norm() if settings.top_logits else taps
+    truth = probe(decoder)
+    truth.require(decoder, taps.boundaries)
+    norm = truth.require_norm(decoder) if tapped.final != "none" else truth.norm
+    if truth.hidden_size is None or truth.dtype is None:
+        raise TapError(f"no decoder layer of {type(model).__name__} gave a hidden state when it was tried.")
+    head = find_logits_head(decoder, norm.module) if settings.top_logits and norm else None
+    collector = Collector(decoder, tapped, norm.module if norm else None)
+    path = norm.path if norm else None
+    attached = AttachedModel(decoder, taps, truth.hidden_size, truth.dtype, path, head, settings.top_logits)
+    return attached, collector
+
+
+@contextmanager
+def attached_engine(
+    attached: AttachedModel, collector: Collector, store_dtype: torch.dtype, tap_names: tuple[str, ...]
+) -> Iterator[HuggingFaceEngine]:
+    """The hooks are on the model inside the block alone."""
+    engine = HuggingFaceEngine(attached, collector, store_dtype, tap_names)
+    collector.attach()
+    try:
+        yield engine
+    finally:
+        engine.set_compiled(False)
+        collector.detach()

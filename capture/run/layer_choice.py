@@ -1,0 +1,58 @@
+"""Which layers a run is asked for: ids, a drafter's config, or an algorithm's default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...models.draft_config import read_draft_config
+from ...models.errors import UsageError
+from ...models.id_systems import boundaries_of
+from ...models.layer_ids import Algorithm, Convention, default_layer_ids, from_boundaries, to_boundaries
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """One way of naming layers.
+
+    Attributes:
+        ids: under `convention`, or under `system` where one is named.
+        system: whose ids `ids` or those of `draft_config` are; see `models.id_systems`.
+        draft_config: a drafter's config.json, which names its target layers.
+        algorithm: take its default layers.
+    """
+
+    ids: tuple[int, ...] | None = None
+    convention: Convention = "layer_output"
+    system: str | None = None
+    draft_config: Path | None = None
+    algorithm: Algorithm | None = None
+
+    def __post_init__(self) -> None:
+        named = [name for name in ("ids", "draft_config", "algorithm") if getattr(self, name) is not None]
+        if len(named) > 1:
+            raise UsageError(f"layers were named in {len(named)} ways ({', '.join(named)}); give one of them.")
+        if self.draft_config is not None and self.system is None:
+            raise UsageError(
+                "a draft config does not say what its ids mean; name whose they are (--ids-of vllm, specforge, ...)."
+            )
+
+    def boundaries(self, n: int) -> tuple[int, ...]:
+        """The boundaries to tap in a model of n layers.
+
+        Raises:
+            LayerIdError, LayerIdTypeError: ids that name no layers, or a state that is no boundary.
+            DraftConfigError: a draft config that names none, or is for another target.
+        """
+        if self.algorithm is not None:
+            return to_boundaries(default_layer_ids(self.algorithm, n), n, "layer_output")
+        if self.draft_config is not None and self.system is not None:
+            return read_draft_config(self.draft_config).boundaries(n, self.system)
+        if self.system is not None:
+            return boundaries_of(self.ids, n, self.system)
+        return to_boundaries(self.ids, n, self.convention)
+
+    def told(self, boundaries: tuple[int, ...]) -> tuple[tuple[int, ...], Convention]:
+        """`boundaries` as ids, and the convention they are told in: ours, but ``boundary`` where only that names them all."""
+        convention: Convention = "boundary" if 0 in boundaries else self.convention
+        return from_boundaries(boundaries, convention), convention
