@@ -407,3 +407,30 @@ def test_a_shard_file_alone_is_a_data_set(llama: Path, data: Path, tmp_path: Pat
     torch.testing.assert_close(alone[0]["aux_hidden_states"][:, 0], single, atol=1e-5, rtol=1e-5)
     with pytest.raises(ShardError):
         CapturedDataset(tmp_path / "out/manifest.json")
+
+
+@pytest.mark.parametrize(("adapter", "width"), [("hyper_connections.mean", 1), ("hyper_connections.streams", 4)])
+def test_a_model_of_several_streams_is_stored_as_its_adapter_says(
+    adapter: str, width: int, data: Path, tmp_path: Path
+) -> None:
+    from support import architectures
+
+    model = architectures.build("deepseek_v4", vocab_size=VOCAB, pad_token_id=None)
+    H = model.get_input_embeddings().weight.shape[1]
+    folder = model_folder(tmp_path / "model", model)
+    summary = capture_dataset(settings(folder, data, tmp_path / "out", layer_ids=(0, 2), exact=True, adapter=adapter))
+    assert summary.captured == 5
+    item = CapturedDataset(tmp_path / "out")[0]
+    S = len(item["input_ids"])
+    assert tuple(item["aux_hidden_states"].shape) == (S, 2, width * H)
+    assert tuple(item["pre_norm"].shape) == tuple(item["post_norm"].shape) == (S, H)
+    layer_outputs: list[torch.Tensor] = []
+    loaded = AutoModelForCausalLM.from_pretrained(folder).eval()
+    loaded.model.layers[2].register_forward_hook(lambda module, args, output: layer_outputs.append(output))
+    with torch.no_grad():
+        loaded(item["input_ids"][None], use_cache=False)
+    streams = layer_outputs[0] if isinstance(layer_outputs[0], torch.Tensor) else layer_outputs[0][0]
+    expected = streams.mean(2) if width == 1 else streams.flatten(2)
+    assert torch.equal(item["aux_hidden_states"][:, 1], expected[0])
+    with pytest.raises(TapError, match="hyper_connections"):
+        capture_dataset(settings(folder, data, tmp_path / "plain", layer_ids=(0, 2)))
