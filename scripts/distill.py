@@ -113,7 +113,7 @@ def distil(
     K, H = data[0]["aux_hidden_states"].shape[1:]
     torch.manual_seed(recipe.seed)
     student = Student(student_config(target, recipe.hidden_size, recipe.layers), K, H)
-    optimizer = torch.optim.AdamW(student.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     scale = channel_scale(list(islice(PackedDataset(data, recipe.pack_tokens), SCALE_PACKS)))
     packs = PackLoader(PackedDataset(data, recipe.pack_tokens, seed=recipe.seed))
     curves, started = Curves(), time.monotonic()

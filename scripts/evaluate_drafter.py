@@ -10,6 +10,7 @@ with the target's layers shifted by one (what a mistaken layer id does) and, for
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -48,10 +49,11 @@ def main(
         for way, drafter in ways(load_drafter(folder, model.dtype), compare, shift, seed)
     }
     counts = dict.fromkeys(served, Acceptance())
-    for prompt in read_prompts(prompts, model_name, limit):
-        plain = plain_greedy(model, prompt, max_new_tokens)
-        for name, drafter in served.items():
-            counts[name] += accepted(model, drafter, prompt, plain, max_new_tokens)
+    with click.progressbar(list(read_prompts(prompts, model_name, limit)), label="prompts", file=sys.stderr) as asked:
+        for prompt in asked:
+            plain = plain_greedy(model, prompt, max_new_tokens)
+            for name, drafter in served.items():
+                counts[name] += accepted(model, drafter, prompt, plain, max_new_tokens)
     for name, count in counts.items():
         click.echo(
             f"{name:<28} {count.length:.3f} tokens per step ({count.tokens} tokens in {count.steps} steps), "

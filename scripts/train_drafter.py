@@ -29,6 +29,7 @@ from training.drafter import Drafter, drafter_config, new_drafter
 from training.loss import DraftLoss, draft_loss, softmax_ids
 from training.packs import endless
 from training.schedule import learning_rate
+from transformers.utils import logging
 
 from hiddentap import CapturedDataset
 from hiddentap.capture.reading import PackedDataset, PackLoader, PostNorm, whole_column
@@ -92,6 +93,7 @@ class History:
 def main(out: Path, dest: Path, head: Path | None, save_every: int, resume: bool, **options: Any) -> None:
     """Train a drafter on the capture OUT."""
     require_matplotlib()
+    logging.disable_progress_bar()
     try:
         training = Training(CapturedDataset(out), head or out / "head", Recipe(**options))
     except HiddentapError as error:
@@ -124,7 +126,7 @@ class Training:
         scale = channel_scale(list(islice(PackedDataset(dataset, recipe.pack_tokens), SCALE_PACKS)))
         self.drafter: Drafter = new_drafter(self.config, self.head, scale, recipe.seed)
         parameters = self.drafter.model.parameters()
-        self.optimizer = torch.optim.AdamW(parameters, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.01)
+        self.optimizer = torch.optim.AdamW(parameters, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
         self.history = History()
         self.done = 0
 
