@@ -94,15 +94,15 @@ def main(out: Path, dest: Path, head: Path | None, save_every: int, resume: bool
     """Train a drafter on the capture OUT."""
     require_matplotlib()
     logging.disable_progress_bar()
+    if not resume and (dest / CHECKPOINT).exists():
+        raise click.ClickException(f"{dest} holds a training; go on with it (--resume) or give another --dest.")
     try:
         training = Training(CapturedDataset(out), head or out / "head", Recipe(**options))
+        if resume:
+            training.resume(dest)
+        training.run(dest, save_every)
     except HiddentapError as error:
         raise click.ClickException(str(error)) from error
-    if resume:
-        training.resume(dest)
-    elif (dest / CHECKPOINT).exists():
-        raise click.ClickException(f"{dest} holds a training; go on with it (--resume) or give another --dest.")
-    training.run(dest, save_every)
 
 
 class Training:

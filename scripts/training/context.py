@@ -26,10 +26,12 @@ def context_rows(pack: dict[str, Any]) -> Tensor:
 def target_layer_ids(dataset: CapturedDataset) -> list[int]:
     """The captured layers as transformers' drafters count them: id i is the output of 0-based layer i.
 
-    Raises ClickException for the embeddings, which are no layer's output, and for the last layer, which transformers serves
-    after the final norm and a capture holds before it.
+    Raises ClickException for a capture that does not name them, for the embeddings, which are no layer's output, and for the
+    last layer, which transformers serves after the final norm and a capture holds before it.
     """
-    taps = dataset.metadata["taps"]
+    taps = dataset.metadata.get("taps")
+    if taps is None:
+        raise click.ClickException(f"{dataset.path} does not say which layers it holds; capture or import it again.")
     n, boundaries = int(taps["num_hidden_layers"]), [int(boundary) for boundary in taps["boundaries"]]
     if not boundaries or boundaries[0] == 0 or boundaries[-1] == n:
         raise click.ClickException(
