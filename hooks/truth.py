@@ -26,10 +26,14 @@ from .residual import entering, entering_norm, leaving
 
 @dataclass(frozen=True)
 class FinalNorm:
-    """The module between the last decoder layer and the head, and where it is."""
+    """The module between the last decoder layer and the head, where it is, and the width H of what enters it.
+
+    H differs from that of the boundaries where an adapter keeps several residual streams.
+    """
 
     path: str
     module: nn.Module
+    hidden_size: int
 
 
 @dataclass(frozen=True)
@@ -101,11 +105,12 @@ class Watch:
 
     def truth(self) -> Truth:
         """What was seen; to be asked after the forward."""
-        beside_layers = self._decoder.layers_path.rpartition(".")[0]
-        equal = [norm for norm, is_equal in self._norms if is_equal]
+        beside_layers, widths = self._decoder.layers_path.rpartition(".")[0], self._decoder.widths
+        norms = [(norm, is_equal) for norm, is_equal in self._norms if not widths or norm.hidden_size in widths]
+        equal = [norm for norm, is_equal in norms if is_equal]
         # Where something stands between the last layer and the norm, only a norm beside the layers can be the model's own:
         # a norm elsewhere belongs to a head.
-        beside = [norm for norm, _ in self._norms if norm.path.rpartition(".")[0] == beside_layers]
+        beside = [norm for norm, _ in norms if norm.path.rpartition(".")[0] == beside_layers]
         norm = next(iter(equal + beside), None)
         return Truth(tuple(self._visits), dict(self._broken), norm, *self._form)
 
@@ -145,7 +150,7 @@ class Watch:
             state = entering_norm(self._decoder.adapter, args, kwargs, path)
         except TapError:  # a norm that cannot be read is none that can be tapped
             return
-        self._norms.append((FinalNorm(path, module), same_bits(self._last[1], state)))
+        self._norms.append((FinalNorm(path, module, state.shape[-1]), same_bits(self._last[1], state)))
 
 
 def _changed_between(decoder: Decoder, before: int, after: int) -> str:

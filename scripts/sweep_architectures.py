@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
+from hiddentap.models.adapter_names import ADAPTERS  # noqa: E402
 from support import architectures  # noqa: E402
 from support.recorder import equal  # noqa: E402
 from support.taps_against_record import Comparison, compare  # noqa: E402
@@ -76,7 +77,7 @@ def _row(model_type: str, model_class: str, c: Comparison) -> Row:
     if c.truth is None or c.path is None:
         return Row(**known, result="refused", detail=_short(c.failure or "no modules feed each other"))
     norm = c.truth.norm_path or "none"
-    complete = [name for name, a in c.adapters.items() if not a.refused]
+    complete = [name for name, a in c.adapters.items() if not a.refused and a.norm in ("exact", "none")]
     if _identity_layers(c):
         return Row(
             **known, result="wrong", norm=norm, detail=f"layers {_identity_layers(c)} change nothing: a weak test"
@@ -175,16 +176,28 @@ def page(causal: list[Row], image_text: list[Row]) -> str:
         f"- Layers found: **{found}** of {len(causal)}. Exact without an adapter: **{exact}**. Wrong: "
         f"**{sum(row.result == 'wrong' for row in causal + image_text)}**.",
         "- *exact*: every boundary has the recorded bits. *exact where it runs*: so has every boundary of a layer that runs on "
-        "text; taps on the others are refused by name. *exact through an adapter*: the adapters named are exact, see "
-        "`models/adapters.py`. *refused*: attaching raises an error that says this. *not built*: the tiny model could not be "
-        "made here.",
+        "text; taps on the others are refused by name. *exact through an adapter*: the adapters named are exact. *refused*: "
+        "attaching raises an error that says this. *not built*: the tiny model could not be made here.",
         "- *norm*: the module between the last layer and the head that pre-norm enters and post-norm leaves; *none* where the "
         "model has none, and asking for norm states is refused.",
         "",
+        *_adapters(),
         *_table("Causal language models", causal),
         *_table("Image-text models, with text alone", image_text),
     ]
     return "\n".join(lines)
+
+
+def _adapters() -> list[str]:
+    lines = [
+        "## Adapters",
+        "",
+        'Named by `tap(..., adapter="...")` or `--adapter`.',
+        "",
+        "| adapter | reads |",
+        "| --- | --- |",
+    ]
+    return [*lines, *(f"| `{name}` | {adapter.about} |" for name, adapter in ADAPTERS.items()), ""]
 
 
 def _table(title: str, rows: list[Row]) -> list[str]:

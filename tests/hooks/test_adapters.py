@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hiddentap.hooks import TapError, tap
+from hiddentap.hooks import TapError, probe, tap
 from hiddentap.models.adapter_names import ADAPTERS, AdapterError
 from hiddentap.models.decoder import find_decoder
 from support import architectures, kimi_k3, neutral_names, remote_code, serving_style, tiny
@@ -112,13 +112,20 @@ def test_streams_side_by_side_are_kept_in_their_order() -> None:
             )
 
 
+def test_the_width_of_the_norm_is_told_beside_that_of_streams_kept_apart() -> None:
+    decoder = find_decoder(architectures.build("deepseek_v4"), adapter="hyper_connections.streams")
+    truth = probe(decoder)
+    assert (truth.hidden_size, truth.norm.hidden_size) == (128, 32)
+
+
 def test_norm_states_of_hyper_connections_are_those_of_the_collapsed_stream() -> None:
     model = architectures.build("deepseek_v4")
     recorder, _ = record(model, IDS, use_cache=False)
-    c = captured(model, range(2, 3), "hyper_connections.mean", final="both")
     (norm,) = recorder.of("model.norm")
-    assert equal(c.pre_norm, norm.inputs["[0]"])
-    assert equal(c.post_norm, norm.outputs[""])
+    for adapter in ("hyper_connections.mean", "hyper_connections.streams"):
+        c = captured(model, range(2, 3), adapter, final="both")
+        assert equal(c.pre_norm, norm.inputs["[0]"])
+        assert equal(c.post_norm, norm.outputs[""])
 
 
 def test_the_old_tuple_form_of_remote_code_needs_no_adapter() -> None:
