@@ -54,7 +54,7 @@ class GenerationLoop:
         ended: Callable[[GenerationRequest], None],
         progress: GenerationProgress,
     ) -> None:
-        """`ended` is called once for each request, in the order of their ends."""
+        """`ended` is called once for each request, in the order of their ends; the request's rows are let go of behind it."""
         self._model, self._sampler, self._settings = model, sampler, settings
         self._aborts, self._ended, self._progress = aborts, ended, progress
         self._host_copy = HostCopy(model.device)
@@ -163,6 +163,7 @@ class GenerationLoop:
 
     def _end(self, request: GenerationRequest) -> None:
         self._ended(request)
+        request.release_rows()
         self._progress.ended()
 
 

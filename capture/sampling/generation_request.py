@@ -34,7 +34,7 @@ class GenerationRequest:
         self.finished_len: int | None = None
         self.aborted = False
         self.finish: Finish | None = None
-        self.rows = RowBuffer(dict.fromkeys(HIDDEN_COLUMNS, 0), otherwise=self.P - 1)
+        self.rows = self._no_rows()
         self.state = SamplingState.of(params, prompt.token_ids, self.output_ids)
         self._stops = stops
         self._lookup = PromptLookup(prompt.token_ids) if looks_up else None
@@ -83,6 +83,13 @@ class GenerationRequest:
         if len(tokens) < len(sampled.token_ids) and sampled.generator_before is not None:
             self.state.rewind(sampled.generator_before, len(tokens))
         return len(tokens)
+
+    def release_rows(self) -> None:
+        """Let go of the rows, which whoever was handed the request has stored."""
+        self.rows = self._no_rows()
+
+    def _no_rows(self) -> RowBuffer:
+        return RowBuffer(dict.fromkeys(HIDDEN_COLUMNS, 0), otherwise=self.P - 1)
 
     def _finish(self, finish: Finish | None) -> None:
         if finish is not None:

@@ -116,6 +116,16 @@ def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path: Path)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
 
 
+def test_rows_of_ended_requests_are_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hiddentap.capture.sampling.generation_request import GenerationRequest
+
+    ended: list[GenerationRequest] = []
+    release = GenerationRequest.release_rows
+    monkeypatch.setattr(GenerationRequest, "release_rows", lambda one: (release(one), ended.append(one)))
+    run(tmp_path / "out", keep_rows=False)
+    assert [request.rows.columns() for request in ended] == [{}] * len(PROMPTS)
+
+
 class FailsAt:
     """A progress that ends the generation after so many requests."""
 
