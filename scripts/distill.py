@@ -136,9 +136,9 @@ def distil(
 
 def losses(student: Student, pack: dict[str, Any], scale: Tensor) -> tuple[Tensor, Tensor]:
     """What the pack costs: the divergence on answered rows, the distance of the states."""
-    logits, states = student(pack)
     answered = answered_rows(pack)
-    divergence = top_k_divergence(logits[answered], {name: pack[name][answered] for name in TOP})
+    logits, states = student(pack, answered)
+    divergence = top_k_divergence(logits, {name: pack[name][answered] for name in TOP})
     return divergence, state_distance(states, pack, scale)
 
 
@@ -148,8 +148,8 @@ def perplexity(student: Student, packs: Iterable[dict[str, Any]]) -> float:
     total, count = 0.0, 0
     for pack in packs:
         answered = answered_rows(pack)
-        logits, _ = student(pack)
-        total += float(functional.cross_entropy(logits[answered], pack["input_ids"][answered + 1], reduction="sum"))
+        logits, _ = student(pack, answered)
+        total += float(functional.cross_entropy(logits, pack["input_ids"][answered + 1], reduction="sum"))
         count += len(answered)
     return math.exp(total / count)
 

@@ -25,9 +25,9 @@ class Student(nn.Module):
         self.layers = [round((tap + 1) * config.num_hidden_layers / (taps + 1)) for tap in range(taps)]
         self.projections = nn.ModuleList(nn.Linear(config.hidden_size, target_width) for _ in range(taps))
 
-    def forward(self, pack: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """(T, V) logits and (T, K, H) projected states; each sample of the pack by itself."""
-        output = self.model(
+    def forward(self, pack: dict[str, Any], rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(len(rows), V) logits of those rows and (T, K, H) projected states of all; each sample of the pack by itself."""
+        output = self.model.model(
             pack["input_ids"][None],
             attention_mask=own_past(pack["segment_ids"]),
             position_ids=pack["position_ids"][None],
@@ -38,7 +38,7 @@ class Student(nn.Module):
             project(output.hidden_states[layer][0])
             for project, layer in zip(self.projections, self.layers, strict=True)
         ]
-        return output.logits[0], torch.stack(states, 1)
+        return self.model.lm_head(output.last_hidden_state[0, rows]), torch.stack(states, 1)
 
 
 def student_config(target: Any, hidden_size: int, layers: int) -> LlamaConfig:
