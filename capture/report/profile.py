@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -70,16 +69,16 @@ class RowProfile:
 class _StateScan:
     """Collects one `StateProfile`."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, rows: int) -> None:
         self.state = state
-        self._norms: list[NDArray[np.float64]] = []
+        self._norms = np.empty(rows)
         self._non_finite = self._all_zero = self._repeated = 0
         self._sums: DimensionSums | None = None
 
-    def add(self, rows_TH: Tensor, ids_T: Tensor | None, first_T: Tensor) -> None:
+    def add(self, place: slice, rows_TH: Tensor, ids_T: Tensor | None, first_T: Tensor) -> None:
         norms = row_norms(rows_TH)
         finite = torch.isfinite(rows_TH).all(-1)
-        self._norms.append(norms)
+        self._norms[place] = norms
         self._non_finite += int((~finite).sum())
         self._all_zero += int((norms == 0).sum())
         if ids_T is not None:
@@ -91,7 +90,7 @@ class _StateScan:
     def profile(self) -> StateProfile:
         sums = self._sums or DimensionSums(0)
         return StateProfile(
-            self.state, _joined(self._norms, np.float64), self._non_finite, self._all_zero, self._repeated,
+            self.state, self._norms, self._non_finite, self._all_zero, self._repeated,
             sums.variances(), sums.mean_abs(), sums.constant(), sums.pair_cosine(),
         )  # fmt: skip
 
@@ -99,55 +98,60 @@ class _StateScan:
 class _PairScan:
     """Collects one `PairProfile`."""
 
-    def __init__(self, before: State, after: State) -> None:
+    def __init__(self, before: State, after: State, rows: int) -> None:
         self.before, self.after = before, after
-        self._cosines: list[NDArray[np.float64]] = []
+        self._cosines = np.empty(rows)
         self._equal = 0
 
-    def add(self, before_TH: Tensor, after_TH: Tensor, first_T: Tensor) -> None:
-        self._cosines.append(row_cosines(before_TH, after_TH))
+    def add(self, place: slice, before_TH: Tensor, after_TH: Tensor, first_T: Tensor) -> None:
+        self._cosines[place] = row_cosines(before_TH, after_TH)
         self._equal += int((equal_rows(before_TH, after_TH) & ~first_T.numpy()).sum())
 
     def profile(self) -> PairProfile:
-        return PairProfile(self.before, self.after, _joined(self._cosines, np.float64), self._equal)
+        return PairProfile(self.before, self.after, self._cosines, self._equal)
 
 
 class RowScan:
-    """Takes chunks one after the other; two states of a chunk are in float32 at a time."""
+    """Takes the chunks of `rows` rows one after the other; two states of a chunk are in float32 at a time.
 
-    def __init__(self, states: Sequence[State]) -> None:
-        self._states = [_StateScan(state) for state in states]
-        self._pairs = [_PairScan(one, other) for one, other in pairwise(states)]
-        self._sample: list[NDArray[np.int64]] = []
-        self._first: list[NDArray[np.bool_]] = []
-        self._marks: list[NDArray[np.uint8]] = []
+    What is kept has its place from the start: small arrays kept between the large ones of each chunk would leave holes
+    that the next chunk does not fit into, and memory would grow by 30 MB a chunk (measured with glibc).
+    """
+
+    def __init__(self, states: Sequence[State], rows: int) -> None:
+        self._states = [_StateScan(state, rows) for state in states]
+        self._pairs = [_PairScan(one, other, rows) for one, other in pairwise(states)]
+        self._sample = np.empty(rows, np.int64)
+        self._first = np.empty(rows, np.bool_)
+        self._marks = np.empty(rows, np.uint8)
+        self._marked = self._done = 0
 
     def add(self, chunk: Chunk) -> None:
         """Measure the rows of a chunk."""
-        self._sample.append(chunk.sample)
-        self._first.append(chunk.first)
+        place = slice(self._done, self._done + len(chunk.sample))
+        self._sample[place], self._first[place] = chunk.sample, chunk.first
         if "loss_mask" in chunk.columns:
-            self._marks.append(chunk.columns["loss_mask"].numpy())
-        ids, first = chunk.columns.get("input_ids"), torch.from_numpy(chunk.first)
-        before: Tensor | None = None
-        for place, scan in enumerate(self._states):
-            rows = rows_of(scan.state, chunk.columns)
-            scan.add(rows, ids, first)
-            if before is not None:
-                self._pairs[place - 1].add(before, rows, first)
-            before = rows
+            self._marks[place] = chunk.columns["loss_mask"].numpy()
+            self._marked = place.stop
+        self._measure(place, chunk)
+        self._done = place.stop
 
     def profile(self) -> RowProfile:
-        """What was found."""
+        """What was found, once all rows were added."""
         return RowProfile(
             tuple(scan.profile() for scan in self._states),
             tuple(scan.profile() for scan in self._pairs),
-            _joined(self._sample, np.int64),
-            _joined(self._first, np.bool_),
-            _joined(self._marks, np.uint8),
+            self._sample,
+            self._first,
+            self._marks[: self._marked],
         )
 
-
-def _joined(parts: list[Any], dtype: type[np.generic]) -> NDArray[Any]:
-
-    return np.concatenate(parts) if parts else np.empty(0, dtype)
+    def _measure(self, place: slice, chunk: Chunk) -> None:
+        ids, first = chunk.columns.get("input_ids"), torch.from_numpy(chunk.first)
+        before: Tensor | None = None
+        for number, scan in enumerate(self._states):
+            rows = rows_of(scan.state, chunk.columns)
+            scan.add(place, rows, ids, first)
+            if before is not None:
+                self._pairs[number - 1].add(place, before, rows, first)
+            before = rows

@@ -55,6 +55,11 @@ def chosen(shards: Sequence[Shard], max_rows: int) -> list[Place]:
     ]
 
 
+def rows_in(places: Sequence[Place]) -> int:
+    """How many rows these samples have."""
+    return sum(stop - start for start, stop in (place.shard.row_range(place.position) for place in places))
+
+
 def chunks(places: Sequence[Place]) -> Iterator[Chunk]:
     """The rows of these samples, in order; each shard is open only while it is read."""
     start = 0

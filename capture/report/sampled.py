@@ -1,7 +1,6 @@
 """What generation recorded beside the hidden states: sampling supports and log-probabilities."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,55 +29,51 @@ class SampledProfile:
 
 
 class SampledScan:
-    """Takes chunks one after the other."""
+    """Takes the chunks of `rows` rows one after the other; what is kept has its place from the start, as in `RowScan`."""
 
-    def __init__(self) -> None:
-        self._parts: dict[str, list[NDArray[Any]]] = {
-            name: [] for name in ("supports", "of_model", "of_sampler", "top_differences")
-        }
-        self._sure_misses = 0
+    def __init__(self, rows: int) -> None:
+        self._supports = np.full(rows, -1)
+        self._of_model, self._of_sampler, self._differences = (np.full(rows, np.nan, np.float32) for _ in range(3))
+        self._sure_misses = self._done = 0
+        self._recorded = False
 
     def add(self, chunk: Chunk) -> None:
-        """Look at the rows of a chunk; nothing happens for shards of an offline capture."""
+        """Look at the rows of a chunk; there is nothing in those of an offline capture."""
         columns = chunk.columns
-        of_sampler, of_model = columns.get("sampling_logprobs"), columns.get("logprobs")
+        place = slice(self._done, self._done + len(chunk.sample))
+        self._done = place.stop
         if "sampling_mask_lengths" in columns:
-            lengths = columns["sampling_mask_lengths"]
-            self._parts["supports"].append(lengths[lengths >= 0].long().numpy())
-            if of_sampler is not None:
-                self._sure_misses += _sure_misses(lengths, of_sampler)
-        if of_sampler is not None and of_model is not None:
-            both = of_sampler.isfinite() & of_model.isfinite()
-            self._parts["of_model"].append(of_model[both].numpy())
-            self._parts["of_sampler"].append(of_sampler[both].numpy())
-        if of_model is not None and {"output_ids", "topk_ids"} <= columns.keys():
-            self._parts["top_differences"].append(top_differences(columns).numpy())
+            self._supports[place] = columns["sampling_mask_lengths"].numpy()
+        for name, kept in (("logprobs", self._of_model), ("sampling_logprobs", self._of_sampler)):
+            if name in columns:
+                kept[place] = columns[name].numpy()
+        if {"sampling_mask_lengths", "sampling_logprobs"} <= columns.keys():
+            self._sure_misses += _sure_misses(columns["sampling_mask_lengths"], columns["sampling_logprobs"])
+        if {"logprobs", "output_ids", "topk_ids"} <= columns.keys():
+            self._differences[place] = top_differences(columns).numpy()
+        self._recorded |= not columns.keys().isdisjoint(("sampling_mask_lengths", "logprobs", "sampling_logprobs"))
 
     def profile(self) -> SampledProfile | None:
-        """What was found; None where nothing was recorded."""
-        if not any(self._parts.values()):
+        """What was found, once all rows were added; None where nothing was recorded."""
+        if not self._recorded:
             return None
+        both = np.isfinite(self._of_model) & np.isfinite(self._of_sampler)
         return SampledProfile(
-            self._joined("supports", np.int64),
-            self._joined("of_model", np.float32),
-            self._joined("of_sampler", np.float32),
-            self._joined("top_differences", np.float32),
+            self._supports[self._supports >= 0],
+            self._of_model[both],
+            self._of_sampler[both],
+            self._differences[np.isfinite(self._differences)],
             self._sure_misses,
         )
 
-    def _joined(self, name: str, dtype: type[np.generic]) -> NDArray[Any]:
-        parts = self._parts[name]
-        return np.concatenate(parts) if parts else np.empty(0, dtype)
-
 
 def top_differences(columns: dict[str, Tensor]) -> Tensor:
-    """(d,) |logprobs - (topk_logits - topk_logsumexp)| of rows whose sampled token is among their k stored ones."""
-    wanted = columns["output_ids"]
-    hits = (columns["topk_ids"] == wanted[:, None]) & (wanted[:, None] >= 0)
-    rows, slots = hits.nonzero(as_tuple=True)
-    from_top = columns["topk_logits"][rows, slots] - columns["topk_logsumexp"][rows]
-    differences = (columns["logprobs"][rows] - from_top).abs()
-    return differences[differences.isfinite()]
+    """(T,) |logprobs - (topk_logits - topk_logsumexp)|, NaN where the sampled token is not among the k stored ones."""
+    wanted = columns["output_ids"][:, None]
+    hits = (columns["topk_ids"] == wanted) & (wanted >= 0)
+    from_top = columns["topk_logits"] - columns["topk_logsumexp"][:, None]
+    differences = (columns["logprobs"][:, None] - from_top).abs()
+    return differences.where(hits, torch.inf).amin(-1).nan_to_num(torch.nan, torch.nan)
 
 
 def _sure_misses(lengths: Tensor, logprobs: Tensor) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...models.errors import RunError, UsageError
 from ..store import Manifest, OutputFolder, Plan, Reject, Shard
 from .profile import RowProfile, RowScan
-from .reading import Place, chosen, chunks
+from .reading import Place, chosen, chunks, rows_in
 from .sampled import SampledProfile, SampledScan
 from .seals import Seals, seals
 from .states import states_of
@@ -61,7 +61,7 @@ class Survey:
 def survey(path: Path, *, max_rows: int = MAX_ROWS) -> Survey:
     """Read a folder, one that is still being filled too: all headers, and the rows of about `max_rows` rows' samples.
 
-    Memory: a chunk, 8 bytes per sample, and some 30 bytes per row and state of what is read.
+    Memory: a few copies of one chunk (16 MiB), 8 bytes per sample, and 16 bytes per row and state of what is read.
     Raises UsageError where there is no sealed shard or no sample, RunError where shards hold different columns.
     """
     if not path.is_dir():
@@ -71,7 +71,8 @@ def survey(path: Path, *, max_rows: int = MAX_ROWS) -> Survey:
     shards = [sealed.shards[index] for index in sorted(sealed.shards)]
     _require_alike(path, shards)
     places = chosen(shards, max_rows)
-    rows, sampled = RowScan(states_of(shards[0])), SampledScan()
+    count = rows_in(places)
+    rows, sampled = RowScan(states_of(shards[0]), count), SampledScan(count)
     for chunk in chunks(places):
         rows.add(chunk)
         sampled.add(chunk)

@@ -1,6 +1,7 @@
 """Small folders that look like captures of an ordinary model, each spoilt in one way."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,11 +41,12 @@ def sample_columns(S: int, seed: int) -> Columns:
     }
 
 
-@pytest.fixture
-def make_folder(tmp_path: Path) -> Callable[..., Path]:
-    """Write a folder; `spoil` changes the columns of each sample before they are written."""
+@pytest.fixture(scope="session")
+def folder_in() -> Callable[..., Path]:
+    """Write a folder into the one given; `spoil` changes the columns of each sample before they are written."""
 
     def make(
+        parent: Path,
         spoil: Spoil = lambda columns, number: None,
         *,
         name: str = "out",
@@ -54,7 +56,7 @@ def make_folder(tmp_path: Path) -> Callable[..., Path]:
         complete: bool = True,
         rejected: int = 0,
     ) -> Path:
-        folder = OutputFolder(tmp_path / name)
+        folder = OutputFolder(parent / name)
         folder.shards.mkdir(parents=True)
         shards = []
         for index, first in enumerate(range(0, len(lengths), per_shard)):
@@ -67,6 +69,12 @@ def make_folder(tmp_path: Path) -> Callable[..., Path]:
         return folder.path
 
     return make
+
+
+@pytest.fixture
+def make_folder(folder_in: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """`folder_in` the test's own folder."""
+    return partial(folder_in, tmp_path)
 
 
 def _write(path: Path, samples: list[Columns], first: int, about: dict[str, object], rejected: int):

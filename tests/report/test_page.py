@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hiddentap.capture.report import write_report
+from hiddentap.capture.report import Notice, Report, survey, write_report
+from hiddentap.capture.report.page import page
 from hiddentap.models.errors import UsageError
 
 OFFLINE = ["norms", "variance", "cosine", "outliers", "lengths", "loss-mask"]
@@ -21,14 +22,21 @@ def _size(png: bytes) -> tuple[int, int]:
     return struct.unpack(">II", png[16:24])
 
 
-def test_a_report_is_one_page_and_a_png_for_each_picture(make_folder, tmp_path: Path) -> None:
-    report = write_report(make_folder(), tmp_path / "r/page.html", tmp_path / "pictures")
+@pytest.fixture(scope="module")
+def ordinary(folder_in, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """The report of a folder with nothing unusual; tests do not change it."""
+    parent = tmp_path_factory.mktemp("ordinary")
+    return write_report(folder_in(parent), parent / "r/page.html", parent / "pictures")
+
+
+def test_a_report_is_one_page_and_a_png_for_each_picture(ordinary: Report) -> None:
+    report = ordinary
     assert [path.stem for path in report.pngs] == OFFLINE
     for path in report.pngs:
         width, height = _size(path.read_bytes())
         assert width == 1080
         assert height >= 400
-    assert report.html == tmp_path / "r/page.html"
+    assert report.html.name == "page.html"
     html = report.html.read_text(encoding="utf-8")
     assert re.findall(r'<figure id="([a-z-]+)">', html) == OFFLINE
     assert "<h2>Nothing unusual.</h2>" in html
@@ -41,8 +49,8 @@ def test_without_a_folder_for_pictures_there_is_the_page_alone(make_folder, tmp_
     assert [path.name for path in (tmp_path / "only").iterdir()] == ["page.html"]
 
 
-def test_the_page_loads_nothing_from_elsewhere(make_folder, tmp_path: Path) -> None:
-    html = write_report(make_folder(), tmp_path / "p.html").html.read_text(encoding="utf-8")
+def test_the_page_loads_nothing_from_elsewhere(ordinary: Report) -> None:
+    html = ordinary.html.read_text(encoding="utf-8")
     sources = re.findall(r'(?:src|srcset|href)="([^"]*)"', html)
     assert len(sources) == 2 * len(OFFLINE)
     assert all(source.startswith("data:image/png;base64,") for source in sources)
@@ -50,15 +58,16 @@ def test_the_page_loads_nothing_from_elsewhere(make_folder, tmp_path: Path) -> N
     assert "url(" not in html
 
 
-def test_text_of_the_input_is_text_on_the_page(make_folder, tmp_path: Path) -> None:
+def test_text_of_the_input_is_text_on_the_page(make_folder) -> None:
     about = {"model": {"id": "<script>alert(1)</script>", "class": "A & B"}}
-    html = write_report(make_folder(about=about), tmp_path / "p.html").html.read_text(encoding="utf-8")
+    html = page(survey(make_folder(about=about)), [Notice("look", "<b>found", "`run --x` & look")], [])
+    assert "&lt;b&gt;found</strong><br><code>run --x</code> &amp; look" in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt; (A &amp; B)" in html
     assert "<script" not in html
 
 
-def test_a_page_of_few_samples_says_how_many_rows_it_speaks_of(make_folder, tmp_path: Path) -> None:
-    html = write_report(make_folder(), tmp_path / "p.html", max_rows=100).html.read_text(encoding="utf-8")
+def test_a_page_of_few_samples_says_how_many_rows_it_speaks_of(make_folder) -> None:
+    html = page(survey(make_folder(), max_rows=100), [], [])
     assert "68 of 287 rows were read: those of 4 samples spread evenly over all 12." in html
 
 
@@ -154,10 +163,9 @@ def _open(browser: str, page: Path, tmp_path: Path, *options: str) -> dict:
     ids=["light", "dark", "narrow"],
 )
 def test_a_browser_shows_every_picture_and_nothing_sticks_out(
-    browser: str, make_folder, tmp_path: Path, options: list[str], source: str, face: str
+    browser: str, ordinary: Report, tmp_path: Path, options: list[str], source: str, face: str
 ) -> None:
-    page = write_report(make_folder(), tmp_path / "page.html").html
-    seen = _open(browser, page, tmp_path, *options)
+    seen = _open(browser, ordinary.html, tmp_path, *options)
     assert len(seen["images"]) == len(OFFLINE)
     assert all(width == 1080 and height >= 400 for width, height in seen["images"])
     assert set(seen["sources"]) == {source}
@@ -166,12 +174,13 @@ def test_a_browser_shows_every_picture_and_nothing_sticks_out(
     assert seen["headings"][:3] == ["Report of out", "Nothing unusual.", "Norms per layer"]
 
 
-def test_the_page_as_it_is_lets_nothing_in_and_paints_its_pictures(browser: str, make_folder, tmp_path: Path) -> None:
-    page = write_report(make_folder(), tmp_path / "page.html").html
+def test_the_page_as_it_is_lets_nothing_in_and_paints_its_pictures(
+    browser: str, ordinary: Report, tmp_path: Path
+) -> None:
     shot = tmp_path / "shot.png"
     command = [
         browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-        "--enable-logging=stderr", "--hide-scrollbars", "--window-size=1000,3600", f"--screenshot={shot}", page.as_uri(),
+        "--enable-logging=stderr", "--hide-scrollbars", "--window-size=1000,3600", f"--screenshot={shot}", ordinary.html.as_uri(),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr

@@ -56,7 +56,7 @@ def test_the_difference_to_the_stored_logits_is_worked_out_row_by_row() -> None:
         "topk_logsumexp": torch.tensor([NAN, 5.0, 5.0]),
         "logprobs": torch.tensor([NAN, -2.5, -1.0]),
     }
-    assert top_differences(columns).tolist() == [0.5]
+    np.testing.assert_array_equal(top_differences(columns), [NAN, 0.5, NAN])
 
 
 def _above_zero(columns, number: int) -> None:
