@@ -103,7 +103,7 @@ def _labels(pack: dict[str, Any], anchors: Tensor, behind: Tensor) -> Tensor:
 def _sees_context(pack: dict[str, Any], anchors: Tensor, B: int) -> Tensor:
     """(A * B, T)"""
     rows, segments = torch.arange(len(pack["input_ids"])), pack["segment_ids"]
-    sees = (segments == segments[anchors][:, None]) & (rows < anchors[:, None])
+    sees: Tensor = (segments == segments[anchors][:, None]) & (rows < anchors[:, None])
     return sees.repeat_interleave(B, 0)
 
 
