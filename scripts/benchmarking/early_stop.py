@@ -7,7 +7,6 @@ from pathlib import Path
 
 from hiddentap.capture.run.budget import TokenBudget
 from hiddentap.capture.store import Plan
-from hiddentap.hooks import Taps
 
 from .figures import Figure, in_order, ratios
 from .rounds import Contender, run_rounds
@@ -23,7 +22,10 @@ def early_stop(setting: Setting) -> list[Figure]:
     """Runs with one tap and `--final none`, eager, on near lengths: after n/4, n/2, 3n/4 and all n layers."""
     n, size = setting.n, setting.batch_tokens or FALLBACK_BATCH_TOKENS
     depths = {"stop at n/4": n // 4, "stop at n/2": n // 2, "stop at 3n/4": 3 * n // 4, ALL: n}
-    runs = {name: Hiddentap(setting.loaded, partial(_one_tap, depth)) for name, depth in depths.items()}
+    runs = {
+        name: Hiddentap(setting.loaded, setting.asked(layer_ids=(max(depth, 1),), convention="boundary", final="none"))
+        for name, depth in depths.items()
+    }
     with setting.scratch() as folder:
         out, budget = folder / "out", TokenBudget.fixed
         trial = write_plan(folder / "trial", near(4 * size, setting.vocabulary), 1)
@@ -40,10 +42,6 @@ def early_stop(setting: Setting) -> list[Figure]:
         if name != ALL:
             figures += ratios("early stop", f"time, {name} / {ALL}", "near", taken[name], taken[ALL])
     return figures
-
-
-def _one_tap(boundary: int, n: int) -> Taps:
-    return Taps((min(max(boundary, 1), n),), "none")
 
 
 def _seconds(run: Hiddentap, plan: Plan, out: Path, size: int) -> float:

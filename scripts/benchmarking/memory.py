@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hiddentap.capture.run import CaptureSettings, capture_dataset, offline
+from hiddentap.capture.run import capture_dataset, offline
 from hiddentap.capture.run.budget import TokenBudget
 from hiddentap.models.loading import LoadedModel, ModelSource
 
@@ -127,7 +127,7 @@ def _portable(setting: Setting) -> Setting:
 def _peak_of(setting: Setting, who: str) -> Peak:
     with setting.scratch() as folder:
         if who == OURS[False]:
-            ours = Hiddentap(setting.loaded, setting.taps)
+            ours = Hiddentap(setting.loaded, setting.asked())
             plan = write_plan(folder / "plan", _samples(setting), 1)
             budget = TokenBudget.fixed(setting.batch_tokens or FALLBACK_BATCH_TOKENS)
             since = PeakSince(setting.loaded.model)
@@ -160,14 +160,8 @@ def _peak_of_run(setting: Setting, count: int) -> Peak:
         with rows.open("w") as file:
             for number, ids in enumerate(tiny(count, setting.vocabulary).ids):
                 file.write(json.dumps({"id": str(number), "input_ids": ids.tolist()}) + "\n")
-        asked = CaptureSettings(
-            model=setting.source,
-            data=(str(rows),),
-            out=folder / "out",
-            layer_ids=setting.chosen_layers,
-            batch_tokens=setting.batch_tokens or GROWTH_BATCH_TOKENS,
-            compile="off",
-        )
+        size = setting.batch_tokens or GROWTH_BATCH_TOKENS
+        asked = setting.asked(data=(str(rows),), out=folder / "out", batch_tokens=size, compile="off")
         offline.load_model = load_and_count
         summary = capture_dataset(asked)
         if summary.captured != count:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hiddentap.hooks import Taps
+from hiddentap.capture.run import CaptureSettings
 from hiddentap.models.loading import LoadedModel, ModelSource, load_config, load_model
 
 # A run of any length seals behind its forward; only the last shard's seal is waited for. Four shards keep that small.
@@ -62,11 +62,10 @@ class Setting:
         """Those asked for, or an early, a middle and a late one: 1, 14 and 26 of 30."""
         return self.layers or tuple(sorted({min(1, self.n - 1), max(self.n // 2 - 1, 0), max(self.n - 4, 0)}))
 
-    def taps(self, n: int) -> Taps:
-        """The chosen layers and what enters the final norm, of a model of n layers."""
-        if not all(0 <= i < n for i in self.chosen_layers):
-            raise SystemExit(f"--layers must lie in 0..{n - 1}; got {self.chosen_layers}")
-        return Taps(tuple(i + 1 for i in self.chosen_layers), "pre")
+    def asked(self, **fields: Any) -> CaptureSettings:
+        """A run with the chosen layers and what enters the final norm, or other `fields`; data and folder may stay unused."""
+        given = {"data": ("benchmark",), "out": self.folder, "layer_ids": self.chosen_layers, "final": "pre"}
+        return CaptureSettings(model=self.source, **(given | fields))
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:

@@ -43,7 +43,7 @@ class Prepared:
 
 def speed(setting: Setting) -> list[Figure]:
     """Every contender on both data sets."""
-    ours = Hiddentap(setting.loaded, setting.taps)
+    ours = Hiddentap(setting.loaded, setting.asked())
     others = other_tools.load(setting.model, ours.device)
     return [figure for name in DATA_SETS for figure in _of_data_set(setting, ours, others, name)]
 

@@ -33,7 +33,7 @@ Columns = dict[str, Tensor]
 
 def storage(setting: Setting) -> list[Figure]:
     """One shard of near lengths with the rows of the model; files are read from the page cache."""
-    ours = Hiddentap(setting.loaded, setting.taps)
+    ours = Hiddentap(setting.loaded, setting.asked())
     samples = near(QUICK_ROWS if setting.quick else ROWS, setting.vocabulary)
     with setting.scratch() as folder:
         plan = write_plan(folder / "plan", samples, 1)
@@ -96,7 +96,7 @@ def _write_raw(columns: Columns, path: Path) -> float:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().view(torch.uint8).reshape(-1).numpy())
+    return tensor.contiguous().view(torch.uint8).reshape(-1).numpy().data
 
 
 def _readers(setting: Setting, shard: Path, samples: Samples, columns: Columns) -> list[Figure]:
