@@ -24,11 +24,6 @@ class State:
     slot: int | None
     boundary: int | None
 
-    @property
-    def in_stream(self) -> bool:
-        """Whether it is the residual stream itself, as all but post-norm are."""
-        return self.column != "post_norm"
-
 
 def states_of(shard: Shard) -> tuple[State, ...]:
     """The states that a shard holds, by boundary, the norm's input and output last."""
