@@ -5,8 +5,8 @@
 
 Answers are sampled with top-k and top-p, so each token comes from a cut and renormalised distribution. The trainer restores that
 distribution from the recorded support: its log-probabilities equal those of the sampler, and the ratio of the two starts at 1.
-Normalising over the whole vocabulary instead would begin with ratios off by what was cut; the script prints both. The reward is a toy:
-how much of an answer is the letter "e".
+Normalising over the whole vocabulary instead would begin with ratios off by what was cut; the script prints both. The reward is a
+toy: how much of an answer is the letter "e".
 """
 
 from __future__ import annotations

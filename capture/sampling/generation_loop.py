@@ -163,7 +163,7 @@ class GenerationLoop:
 
     def _end(self, request: GenerationRequest) -> None:
         self._ended(request)
-        request.release_rows()
+        request.release()
         self._progress.ended()
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,9 +36,17 @@ class GenerationRequest:
         self.aborted = False
         self.finish: Finish | None = None
         self.rows = self._no_rows()
-        self.state = SamplingState.of(params, prompt.token_ids, self.output_ids)
-        self._stops = stops
-        self._lookup = PromptLookup(prompt.token_ids) if looks_up else None
+        self._stops, self._looks_up = stops, looks_up
+
+    # Made when the request first runs: of many requests only those under way need them.
+    @cached_property
+    def state(self) -> SamplingState:
+        """The request as the sampler sees it."""
+        return SamplingState.of(self.params, self.prompt.token_ids, self.output_ids)
+
+    @cached_property
+    def _lookup(self) -> PromptLookup | None:
+        return PromptLookup(self.prompt.token_ids) if self._looks_up else None
 
     @property
     def P(self) -> int:
@@ -84,9 +93,11 @@ class GenerationRequest:
             self.state.rewind(sampled.generator_before, len(tokens))
         return len(tokens)
 
-    def release_rows(self) -> None:
-        """Let go of the rows, which whoever was handed the request has stored."""
+    def release(self) -> None:
+        """Let go of all but prompt and output: whoever was handed the request has stored its rows."""
         self.rows = self._no_rows()
+        for name in ("state", "_lookup"):
+            self.__dict__.pop(name, None)
 
     def _no_rows(self) -> RowBuffer:
         return RowBuffer(dict.fromkeys(HIDDEN_COLUMNS, 0), otherwise=self.P - 1)

@@ -120,8 +120,8 @@ def test_rows_of_ended_requests_are_let_go_of(tmp_path: Path, monkeypatch: pytes
     from hiddentap.capture.sampling.generation_request import GenerationRequest
 
     ended: list[GenerationRequest] = []
-    release = GenerationRequest.release_rows
-    monkeypatch.setattr(GenerationRequest, "release_rows", lambda one: (release(one), ended.append(one)))
+    release = GenerationRequest.release
+    monkeypatch.setattr(GenerationRequest, "release", lambda one: (release(one), ended.append(one)))
     run(tmp_path / "out", keep_rows=False)
     assert [request.rows.columns() for request in ended] == [{}] * len(PROMPTS)
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from hiddentap.capture.sampling import generate_with_capture
 from support.cached_steps import plain
-from support.handoff_sides import GOOD, IDS, both
+from support.generation import LAYER_IDS, PROMPTS, lively, row_error
+from support.handoff_sides import FAMILIES, GOOD, IDS, PARAMS, both
 from support.processes import run_ranks
 
 pytestmark = pytest.mark.slow  # the processes each import the libraries
@@ -44,6 +46,26 @@ def test_the_first_token_arrives_with_all_that_was_recorded(handed: dict[str, di
         "masks": [[11, 30, 12], None],
         "sampling_logprobs": [-0.25, None],
     }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_generation_in_two_processes_gives_the_tokens_masks_and_rows_of_one(folder: Path, family: str) -> None:
+    halves = [json.loads((folder / f"generation-{rank}.json").read_text())[family] for rank in (0, 1)]
+    whole = generate_with_capture(lively(family), PROMPTS[: len(PARAMS)], PARAMS, layer_ids=LAYER_IDS)
+    assert len({token for one in whole for token in one.token_ids}) >= 8
+    for first, second, expected in zip(*halves, whole, strict=True):
+        assert second["first_token"] == first["output_ids"][0]
+        assert first["output_ids"] + second["output_ids"] == list(expected.token_ids)
+        states = torch.tensor(first["aux_hidden_states"] + second["aux_hidden_states"])
+        assert row_error(states, expected.aux_hidden_states) < 1e-5
+        written = slice(len(expected.prompt_ids) - 1, None)
+        masks = expected.sampling_mask.to_lists()[written]
+        asked = PARAMS[expected.index].return_sampling_mask
+        assert masks == (first["sampling_mask"] + second["sampling_mask"] if asked else [None] * len(masks))
+        assert second["first_mask"] == masks[0]
+        for name in {"sampling_logprobs", "logprobs"} & first.keys():
+            found = torch.tensor(first[name] + second[name])
+            torch.testing.assert_close(found, expected.rows[name][written], rtol=0, atol=1e-5)
 
 
 @pytest.fixture

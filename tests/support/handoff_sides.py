@@ -7,11 +7,25 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from hiddentap.capture.sampling import FirstToken, MetadataBuffers
+from hiddentap.capture.outputs import CommittedTokens, DeviceHiddenStates, RowBuffer, RowLayout
+from hiddentap.capture.sampling import (
+    FirstToken,
+    LogprobObserver,
+    MetadataBuffers,
+    Sampler,
+    SamplingInfo,
+    SamplingMaskObserver,
+    SamplingParams,
+    SamplingState,
+)
 from hiddentap.capture.sampling.cache import merge
+from hiddentap.capture.sampling.cached_model import CachedModel, cached_model
+from hiddentap.capture.sampling.held_positions import HeldPositions
 from hiddentap.capture.sampling.transfer import receive_request, send_request
 from support.architectures import token_ids
 from support.cached_steps import empty_cache, step
+from support.fake_requests import FakeBatch, FakeRequest
+from support.generation import LAYER_IDS, PROMPTS, lively
 
 IDS = token_ids(2, 10)
 FIRST = [
@@ -28,6 +42,7 @@ class GrownCache(DynamicCache):
 def both(rank: int, folder: Path) -> None:
     """All of the below in one pair of processes."""
     hand_over(rank, folder)
+    go_on(rank, folder)
     fail_to_hand_over(rank, folder)
 
 
@@ -113,3 +128,86 @@ def _error(action: Any) -> str:
     except (RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+# A generation whose first token comes from the prefill process. All go through one slot, one after the other.
+
+COUNT = 8
+FAMILIES = ["llama", "kimi_linear"]
+PARAMS = [
+    SamplingParams(temperature=0, max_new_tokens=COUNT, ignore_eos=True, return_sampling_mask=True),
+    SamplingParams(
+        seed=3, top_k=9, max_new_tokens=COUNT, ignore_eos=True, return_sampling_mask=True, return_logprob=True
+    ),
+    SamplingParams(seed=4, max_new_tokens=COUNT, ignore_eos=True),
+]
+
+
+def go_on(rank: int, folder: Path) -> None:
+    """Each side writes the rows it made: the prompt's, and those of the tokens behind the first."""
+    results = {family: [_half(rank, family, place) for place in range(len(PARAMS))] for family in FAMILIES}
+    (folder / f"generation-{rank}.json").write_text(json.dumps(results))
+
+
+def _half(rank: int, family: str, place: int) -> dict[str, Any]:
+    model = cached_model(lively(family), LAYER_IDS, "layer_output", "none")
+    buffers = MetadataBuffers(slots=1, max_sampling_mask_tokens=16)
+    with model.attached():
+        return (_first_half if rank == 0 else _second_half)(model, buffers, place)
+
+
+def _first_half(model: CachedModel, buffers: MetadataBuffers, place: int) -> dict[str, Any]:
+    prompt, params = PROMPTS[place], PARAMS[place]
+    request = FakeRequest(rows=RowBuffer({"aux_hidden_states": 0}, otherwise=len(prompt) - 1))  # type: ignore[arg-type]
+    state = SamplingState.of(params, prompt, request.output_ids)
+    held = HeldPositions.nothing(model.new_cache(), 1)
+    _sampled_step(model, held, state, request, prompt, RowLayout.of_prompts([len(prompt)]), len(prompt) - 1)
+    found = _rows(request)
+    mask = found.get("sampling_mask", [None])[0]
+    first = FirstToken(
+        request.output_ids[0], found.get("logprobs", [None])[0], (), (), params.return_sampling_mask, mask,
+        found.get("sampling_logprobs", [None])[0],
+    )  # fmt: skip
+    buffers.set_buf(0, first)
+    send_request(buffers, 0, held.cache, destination=1)
+    return found
+
+
+def _second_half(model: CachedModel, buffers: MetadataBuffers, place: int) -> dict[str, Any]:
+    prompt, params = PROMPTS[place], PARAMS[place]
+    P = len(prompt)
+    held = HeldPositions(receive_request(buffers, 0, model.new_cache(), source=0), (P,), P)
+    first = buffers.get_buf(0, wants_sampling_mask=params.return_sampling_mask)
+    request = FakeRequest(output_ids=[first.token_id], rows=RowBuffer(otherwise=P))  # type: ignore[arg-type]
+    state = SamplingState.of(params, prompt, request.output_ids)
+    state.next_uniform()  # the one that the first token took
+    for _ in range(COUNT - 1):
+        layout = RowLayout((1,), held.lengths, (0,))
+        _sampled_step(model, held, state, request, request.output_ids[-1:], layout, held.lengths[0])
+        held = held.grown(1)
+    return {"first_token": first.token_id, "first_mask": first.sampling_mask, **_rows(request)}
+
+
+def _sampled_step(
+    model: CachedModel,
+    held: HeldPositions,
+    state: SamplingState,
+    request: FakeRequest,
+    token_ids: list[int],
+    layout: RowLayout,
+    position: int,
+) -> None:
+    output = model.step(torch.tensor([token_ids]), held, 1)
+    info = SamplingInfo([state], RowLayout((1,), (position,), (0,)))
+    sampled = Sampler([SamplingMaskObserver(), LogprobObserver()]).sample(output.logits[:, -1], info)
+    request.output_ids.append(int(sampled.token_ids))
+    commits = [CommittedTokens(len(request.output_ids) - 1, (request.output_ids[-1],))]
+    for device in (DeviceHiddenStates(output.columns, layout), sampled.tokens, sampled.observed):
+        if device is not None:
+            device.copy_to_host(torch.clone).consume(FakeBatch([request]), commits)
+
+
+def _rows(request: FakeRequest) -> dict[str, Any]:
+    rows: Any = request.rows
+    dense = {name: column.tolist() for name, column in rows.columns().items()}
+    return dense | {name: column.to_lists() for name, column in rows.ragged_columns().items()}
