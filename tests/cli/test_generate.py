@@ -82,7 +82,9 @@ def test_prompts_are_answered_into_a_folder_and_summed_up(run, llama: Path, data
         tokens = item["output_ids"][item["output_ids"] >= 0].tolist()
         assert tokens == greedy(model, prompt, 6)
         assert item["loss_mask"].tolist() == [0] * len(prompt) + [1] * 5
-        assert row_error(item["aux_hidden_states"], PlainForward(model, item["input_ids"].tolist()).layers([0, 2])) < 1e-5
+        assert (
+            row_error(item["aux_hidden_states"], PlainForward(model, item["input_ids"].tolist()).layers([0, 2])) < 1e-5
+        )
     assert [dataset[i]["sample_id"] for i in range(4)] == ["a", "asked", "text", "ids"]
     assert dataset[2]["line"] == 3
 
@@ -114,7 +116,21 @@ def test_a_seed_gives_the_same_answers_again_and_other_ones_to_equal_rows(run, l
     tokens = []
     for name in ("a", "b"):
         out = tmp_path / name
-        run("--model", llama, "--data", data, "--layer-ids", "1", "--out", out, "--seed", 1, "--max-new-tokens", 8, "--quiet")
+        run(
+            "--model",
+            llama,
+            "--data",
+            data,
+            "--layer-ids",
+            "1",
+            "--out",
+            out,
+            "--seed",
+            1,
+            "--max-new-tokens",
+            8,
+            "--quiet",
+        )
         dataset = CapturedDataset(out)
         tokens.append([dataset[i]["output_ids"].tolist() for i in range(3)])
     assert tokens[0] == tokens[1]
@@ -174,9 +190,7 @@ def test_without_layer_ids_it_is_refused(run, llama: Path, data: Path, tmp_path:
     assert (code, err) == (2, "hiddentap: DSPARK requires explicit layer_ids for aux hidden capture.\n")
 
 
-def test_a_folder_that_holds_something_is_refused_before_the_model_is_loaded(
-    run, data: Path, tmp_path: Path
-) -> None:
+def test_a_folder_that_holds_something_is_refused_before_the_model_is_loaded(run, data: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine").write_text("x")
     code, _, err = run("--model", tmp_path / "nowhere", "--data", data, "--layer-ids", 1, "--out", tmp_path / "out")
