@@ -63,10 +63,15 @@ class GenerationLoop:
         """Run every request: prompts enter as others end, at most `max_batch` are under way."""
         waiting, running = deque(requests), list[_Running]()
         while waiting or running:
-            room = self._settings.max_batch - sum(len(batch.requests) for batch in running)
-            admitted = [waiting.popleft() for _ in range(min(room, len(waiting)))]
+            admitted = [waiting.popleft() for _ in range(min(self._room(running), len(waiting)))]
             running += self._prefilled(admitted)
             running = [left for batch in self._together(running) for left in self._decoded(batch)]
+
+    def _room(self, running: Sequence[_Running]) -> int:
+        """How many requests may enter now: none until a quarter of the batch is free, as every entry copies the cache."""
+        most = self._settings.max_batch
+        room = most - sum(len(batch.requests) for batch in running)
+        return room if room >= max(most // 4, 1) else 0
 
     def _prefilled(self, admitted: Sequence[GenerationRequest]) -> list[_Running]:
         """Run prompts, those of equal length together, and sample the first token of each."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hiddentap.capture.sampling import SamplingParams, generate_with_capture
-from support.generation import FOUR, LAYER_IDS, PROMPTS, CountedCalls, greedy, lively
+from support.generation import FOUR, LAYER_IDS, PROMPTS, CountedCalls, greedy, hooks_of, lively
 
 COUNT = 18
 GREEDY = SamplingParams(temperature=0, max_new_tokens=COUNT, ignore_eos=True)
@@ -60,11 +60,11 @@ def test_the_model_is_left_as_it_was() -> None:
     model = lively("llama")
     model.train()
     model.model.layers[1].eval()
-    before = [module.training for module in model.modules()]
+    before, hooks = [module.training for module in model.modules()], hooks_of(model)
     try:
         tokens("llama")
         assert [module.training for module in model.modules()] == before
-        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        assert hooks_of(model) == hooks
     finally:
         model.eval()
 
@@ -112,3 +112,14 @@ def test_penalties_and_a_seed_give_the_same_tokens_with_and_without_guesses(look
         ignore_eos=True,
     )
     assert tokens("llama", params, prompt_lookup=lookup) == tokens("llama", params, max_batch=1)
+
+
+def test_prompts_enter_once_a_quarter_of_the_batch_is_free() -> None:
+    params = [SamplingParams(temperature=0, max_new_tokens=count, ignore_eos=True) for count in (2, 3, 9, *[9] * 9)]
+    prompts = [[20 + place] * 5 for place in range(12)]
+    with CountedCalls(lively("llama")) as calls:
+        results = generate_with_capture(lively("llama"), prompts, params, layer_ids=[1], max_batch=8)
+    start = calls.shapes.index((8, 5))
+    # The first leaves after one step of eight, the second after one of seven: then two enter.
+    assert calls.shapes[start : start + 5] == [(8, 5), (8, 1), (7, 1), (2, 5), (8, 1)]
+    assert [len(result.token_ids) for result in results] == [2, 3, *[9] * 10]

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from hiddentap import CapturedDataset
 from hiddentap.capture.sampling import Aborts, Prompt, SamplingParams, generate_with_capture
 from hiddentap.capture.store import Manifest, check_folder
-from support.generation import LAYER_IDS, PROMPTS, PlainForward, lively, row_error
+from support.generation import LAYER_IDS, PROMPTS, PlainForward, hooks_of, lively, row_error
 
 PARAMS = SamplingParams(
     seed=3, top_k=12, max_new_tokens=6, ignore_eos=True, return_sampling_mask=True, return_logprob=True, top_logits=3
@@ -145,6 +145,7 @@ class FailsAt:
 
 
 def test_what_is_sealed_stays_when_a_generation_fails_and_the_rest_goes(tmp_path: Path) -> None:
+    hooks = hooks_of(lively("llama"))
     with pytest.raises(RuntimeError, match="the end"):
         run(tmp_path / "out", shard_rows=8, max_batch=1, progress=FailsAt(4))
     with pytest.raises(RuntimeError, match="not complete"):
@@ -152,4 +153,4 @@ def test_what_is_sealed_stays_when_a_generation_fails_and_the_rest_goes(tmp_path
     left = CapturedDataset(tmp_path / "out", allow_incomplete=True)
     assert 1 <= len(left) <= 4
     assert [path.suffix for path in (tmp_path / "out/shards").iterdir()] == [".safetensors"] * len(left._shards)
-    assert not any(module._forward_hooks for module in lively("llama").modules())
+    assert hooks_of(lively("llama")) == hooks

@@ -44,7 +44,9 @@ def expected(float32: Any, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def tokens(model: Any, prompts: list[list[int]], layer_ids: list[int] = LAYER_IDS, **options: Any) -> list[list[int]]:
-    return [list(one.token_ids) for one in generate_with_capture(model, prompts, GREEDY, layer_ids=layer_ids, **options)]
+    return [
+        list(one.token_ids) for one in generate_with_capture(model, prompts, GREEDY, layer_ids=layer_ids, **options)
+    ]
 
 
 @pytest.mark.parametrize("layer_ids", [LAYER_IDS, []], ids=["captured", "not captured"])

@@ -12,7 +12,7 @@ from hiddentap.capture.sampling.cached_model import CachedModel, cached_model
 from hiddentap.capture.sampling.step_probes import StepProbes
 from support.architectures import build
 from support.cached_steps import FIELDS, model_of
-from support.generation import CountedCalls, lively
+from support.generation import CountedCalls, hooks_of, lively
 
 TAPPED = [name for name in FIELDS if name not in ("qwen4_exp_text", "deepseek_v4")]
 """The residual stream of the other two has several rows per token, which no tap reads plainly."""
@@ -74,10 +74,11 @@ def test_a_model_that_takes_no_such_cache_is_refused_by_name(name: str) -> None:
 
 
 def test_guesses_are_refused_before_the_first_token() -> None:
+    hooks = hooks_of(lively("kimi_linear"))
     with CountedCalls(lively("kimi_linear")) as calls, pytest.raises(StepError, match="cannot go back"):
         generate_with_capture(lively("kimi_linear"), [[9] * 40], SamplingParams(), layer_ids=[1], prompt_lookup=2)
     assert (1, 40) not in calls.shapes
-    assert not any(module._forward_hooks for module in lively("kimi_linear").modules())
+    assert hooks_of(lively("kimi_linear")) == hooks
 
 
 def test_a_refusal_is_wrong_use_and_a_failure() -> None:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from support import architectures, tiny
 
-LAYERS = {"llama": "model.layers", "qwen3": "model.layers", "gpt_oss": "model.layers", "kimi_linear": "model.layers"}
-FOUR = list(LAYERS)
+FOUR = ["llama", "qwen3", "gpt_oss", "kimi_linear"]
 LAYER_IDS = [0, 2, 3]
 PROMPTS = [architectures.token_ids(1, length, seed=length).tolist()[0] for length in (7, 3, 12, 7, 1, 20)]
 
@@ -81,6 +80,11 @@ def assert_rows_of_a_plain_forward(model: Any, result: Any, layer_ids: Sequence[
     assert row_error(result.aux_hidden_states, plain.layers(layer_ids)) < 1e-5
 
 
+def hooks_of(model: Any) -> list[int]:
+    """How many hooks each module has; transformers leaves some of its own after output_hidden_states."""
+    return [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+
+
 class CountedCalls:
     """Counts the forwards of a model and notes their shapes, inside a `with` block."""
 
@@ -100,9 +104,3 @@ class CountedCalls:
         cache = next((kwargs[name] for name in ("cache", "past_key_values") if kwargs.get(name) is not None), None)
         if cache is not None:
             self.shapes.append(tuple(ids.shape))
-
-
-def after_probes(shapes: list[tuple[int, int]], prompt_length: int) -> list[tuple[int, int]]:
-    """The steps of one request behind those of the probes, which run two rows of 5 tokens and the like."""
-    start = next(i for i, shape in enumerate(shapes) if shape == (1, prompt_length))
-    return shapes[start:]
