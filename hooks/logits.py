@@ -59,8 +59,12 @@ class LogitsHead:
         return values, ids.to(torch.int32), logits.logsumexp(-1)
 
     def _chunks(self, rows: Tensor) -> Iterator[Tensor]:
-        V = cast(Tensor, self.lm_head.weight).shape[0]
-        return iter(torch.split(rows, max(CHUNK_BYTES // (4 * V), 1)))
+        return iter(torch.split(rows, max(CHUNK_BYTES // (4 * self.vocabulary), 1)))
+
+    @property
+    def vocabulary(self) -> int:
+        """V"""
+        return int(cast(Tensor, self.lm_head.weight).shape[0])
 
 
 @torch.no_grad()
@@ -114,18 +118,19 @@ class SoftCapped:
         return torch.tanh(logits / self.cap) * self.cap
 
 
+_STEPS: tuple[tuple[str, Callable[[float], Callable[[Tensor], Tensor]]], ...] = (
+    ("logit_scale", Scaled),
+    ("logits_scaling", lambda value: Scaled(1.0 / value)),
+    ("final_logit_softcapping", SoftCapped),
+    ("logits_soft_cap", SoftCapped),
+    ("output_logit_soft_cap", SoftCapped),
+)
+
+
 def _known_steps(config: Any) -> Iterator[Callable[[Tensor], Tensor]]:
-    yield Scaled(1.0)
-    for name, step in (
-        ("logit_scale", Scaled),
-        ("final_logit_softcapping", SoftCapped),
-        ("logits_soft_cap", SoftCapped),
-        ("output_logit_soft_cap", SoftCapped),
-    ):
+    # What the config states comes first: on small logits a soft cap cannot be told from nothing.
+    for name, step in _STEPS:
         value = getattr(config, name, None)
         if isinstance(value, (int, float)) and value:
             yield step(float(value))
-    for name in ("logits_scaling",):
-        value = getattr(config, name, None)
-        if isinstance(value, (int, float)) and value:
-            yield Scaled(1.0 / float(value))
+    yield Scaled(1.0)

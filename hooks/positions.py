@@ -119,7 +119,14 @@ def real_positions(
     """
     if attention_mask is not None and isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
         from_mask = RealPositions.from_attention_mask(attention_mask, B, S)
-        return from_mask if lengths is None else RealPositions.from_lengths(lengths, B, S)
+        if lengths is None:
+            return from_mask
+        from_lengths = RealPositions.from_lengths(lengths, B, S)
+        if from_lengths != from_mask and not from_mask.all_real:
+            raise PositionsError(
+                f"lengths {list(from_lengths.lengths)} and attention_mask disagree about which positions are real; give one."
+            )
+        return from_lengths
     if lengths is not None:
         return RealPositions.from_lengths(lengths, B, S)
     if attention_mask is not None:

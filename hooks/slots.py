@@ -52,7 +52,7 @@ class GatheredRows:
         if self._index is None:
             target.copy_(rows)
         elif rows.device == target.device:
-            torch.index_select(rows, 0, self._index, out=target)
+            torch.index_select(rows, 0, self._index.to(rows.device), out=target)
         else:  # a model spread over several devices: its rows meet on the device of the first tap
             target.copy_(self._gathered(rows))
 

@@ -43,7 +43,8 @@ class Captured:
         """(T, K, H): the real rows alone, batch row after batch row."""
         index = self.positions.flat_index()
         flat = [state.reshape(-1, state.shape[-1]) for state in self.aux_hidden_states]
-        return torch.stack([state.index_select(0, index.to(state.device)) for state in flat], 1)
+        rows = [state.index_select(0, index.to(state.device)) for state in flat]
+        return torch.stack([row.to(rows[0].device) for row in rows], 1)
 
 
 class ActiveTap:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
 from .errors import UsageError
 
-# Of each weight file: its header, and as many bytes from its start, middle and end. Fine-tuned twins share every name, shape
-# and size, but not these bytes.
-_SAMPLE_BYTES = 1 << 16
+# Of each tensor, as many bytes from its start and from its end.
+_SAMPLE_BYTES = 1 << 10
+_PIECES = 1024
 
 
 class CheckpointError(UsageError):
@@ -41,15 +42,22 @@ def check_files(folder: Path) -> None:
 
 
 def fingerprint(folder: Path) -> str:
-    """A sha256 over names, sizes, headers and samples of the weight files in `folder`: equal weights, equal fingerprint."""
+    """A sha256 over names, sizes and headers of the weight files in `folder` and a sample of every tensor in them.
+
+    Equal weights give equal fingerprints; so would weights that differ only in values between the samples, which no training
+    leaves alone.
+    """
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".gguf")):
+    files = sorted(folder.glob("*.safetensors"))
+    for path in files or sorted(
+        p for p in folder.iterdir() if p.name.startswith("pytorch_model") or p.suffix == ".gguf"
+    ):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
-            for start in _sample_starts(file.read(8), size):
+            for start, length in _samples(file, size):
                 file.seek(start)
-                digest.update(file.read(_SAMPLE_BYTES))
+                digest.update(file.read(length))
     return digest.hexdigest()
 
 
@@ -61,10 +69,20 @@ def config_hash(config: Any) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-def _sample_starts(prefix: bytes, size: int) -> list[int]:
-    header = min(int.from_bytes(prefix, "little"), size)
-    data = 8 + header if header < size else 0
-    return [0, data, (data + size) // 2, max(data, size - _SAMPLE_BYTES)]
+def _samples(file: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
+    """(start, length): the header, and the first and the last bytes of each tensor; of other files, pieces at even distances."""
+    prefix = int.from_bytes(file.read(8), "little")
+    if not 2 <= prefix <= size - 8:
+        yield from ((size * i // _PIECES, _SAMPLE_BYTES) for i in range(_PIECES))
+        return
+    header = json.loads(file.read(prefix))
+    yield 0, 8 + prefix
+    for name, entry in sorted(header.items()):
+        if name != "__metadata__":
+            start, stop = entry["data_offsets"]
+            length = min(_SAMPLE_BYTES, stop - start)
+            yield 8 + prefix + start, length
+            yield 8 + prefix + stop - length, length
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -55,7 +55,7 @@ def head_parts(model: Any, norm_path: str | None) -> dict[str, tuple[str, nn.Mod
     return {name: (paths[id(module)], module) for name, module in found.items() if module is not None}
 
 
-def save_head(folder: Path, model: Any, norm_path: str | None) -> None:
+def save_head(folder: Path, model: Any, norm_path: str | None, *, trust_remote_code: bool = False) -> None:
     """Write the head of `model` and see that what can be loaded again computes the same bits.
 
     Raises:
@@ -75,13 +75,18 @@ def save_head(folder: Path, model: Any, norm_path: str | None) -> None:
                 continue
             stored_at[value.data_ptr()] = f"{name}.{key}"
             tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
+    (folder / DESCRIPTION_FILE).unlink(missing_ok=True)
     save_file(tensors, folder / WEIGHTS_FILE)
     (folder / WEIGHTS_FILE).chmod(0o644)
     (folder / "config.json").write_text(model.config.to_json_string(use_diff=False), encoding="utf-8")
     description = {"paths": {name: path for name, (path, _) in parts.items()}, "tied": tied}
-    (folder / DESCRIPTION_FILE).write_text(json.dumps(description, sort_keys=True, indent=1), encoding="utf-8")
     if "norm" in parts:
-        _require_same_norm(parts["norm"][1], load_head(folder).norm)
+        loaded = _loaded(folder, description, trust_remote_code=trust_remote_code)
+        _require_same_norm(parts["norm"][1], loaded.norm)
+    # Last and at once: a folder with a description is a whole head that was proven.
+    unfinished = folder / f"{DESCRIPTION_FILE}.tmp"
+    unfinished.write_text(json.dumps(description, sort_keys=True, indent=1), encoding="utf-8")
+    unfinished.replace(folder / DESCRIPTION_FILE)
 
 
 def load_head(folder: Path, *, trust_remote_code: bool = False) -> Head:
@@ -92,10 +97,17 @@ def load_head(folder: Path, *, trust_remote_code: bool = False) -> Head:
     """
     try:
         description = json.loads((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise HeadError(f"{folder} holds no head ({error}); capture with --head to write one.") from error
+    return _loaded(folder, description, trust_remote_code=trust_remote_code)
+
+
+def _loaded(folder: Path, description: Mapping[str, Any], *, trust_remote_code: bool) -> Head:
+    try:
         tensors = load_file(folder / WEIGHTS_FILE)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, SafetensorError) as error:
-        raise HeadError(f"{folder} holds no head ({error}); capture with --head to write one.") from error
+        raise HeadError(f"{folder} holds no whole head ({error}); capture with --head to write one.") from error
     for name, source in description["tied"].items():
         tensors[name] = tensors[source]
     skeleton = _skeleton(config, trust_remote_code)
@@ -135,8 +147,9 @@ def _require_same_norm(original: nn.Module, loaded: nn.Module | None) -> None:
     weight = next(original.parameters(), None)
     if weight is None or loaded is None:
         return
-    rows = torch.linspace(-3, 3, 4 * weight.shape[-1]).reshape(4, -1).to(weight.dtype)
-    if not torch.equal(original(rows.to(weight.device)).cpu(), loaded(rows)):
+    # On one device: the same module sums in another order on another one.
+    rows = torch.linspace(-3, 3, 4 * weight.shape[-1]).reshape(4, -1).to(weight.device, weight.dtype)
+    if not torch.equal(original(rows), loaded.to(weight.device)(rows)):
         raise HeadError(
             f"the final norm {type(original).__name__} gives other values when it is built again from its weights; "
             "post-norm cannot be derived from this head. Capture with --final both instead."

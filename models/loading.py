@@ -102,7 +102,8 @@ def load_model(source: ModelSource) -> LoadedModel:
     """
     config = load_config(source)
     folder = _folder(source)
-    check_files(folder)
+    if Path(source.name).is_dir():  # the files of a hub model are fetched, or found missing, by loading it
+        check_files(folder)
     model, info = _load(source, _auto_class(source, config))
     missing = _missing(model, info["missing_keys"])
     if missing:

@@ -50,6 +50,7 @@ def _shards(path: Path) -> list[Shard]:
 
 
 def _show(path: Path, shards: list[Shard]) -> None:
+    from ..store import Manifest
     from .tables import size, table
 
     about = shards[0].metadata
@@ -62,7 +63,7 @@ def _show(path: Path, shards: list[Shard]) -> None:
     ]
     manifest = path / "manifest.json"
     if manifest.is_file():
-        complete = json.loads(manifest.read_text(encoding="utf-8"))["complete"]
+        complete = Manifest.read(manifest).complete
         rows.append(("complete", "yes" if complete else "no: the same capture command goes on with it"))
     rejects = sum(len(s.rejects) for s in shards)
     if rejects:

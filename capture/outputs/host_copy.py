@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ...models.errors import RunError
 from .contract import DeviceAuxiliaryOutput, HostAuxiliaryOutput
 
 _BLOCKING_DEVICES = frozenset({"cpu", "mps"})
@@ -32,6 +33,11 @@ class HostCopy:
     def _copy_tensor(self, tensor: Tensor) -> Tensor:
         if tensor.device.type == "cpu" or self._stream is None:
             return _copied_before_return(tensor)
+        if tensor.device != self._device:
+            # The event is recorded on this device's stream and says nothing of copies elsewhere.
+            raise RunError(
+                f"a tensor on {tensor.device} was given to the host copy of {self._device}; move it there first."
+            )
         with self._stream:
             host = _pinned_like(tensor).copy_(tensor, non_blocking=True)
         # The output drops its reference right after this call; the memory must outlive the queued copy.

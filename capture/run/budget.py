@@ -24,6 +24,7 @@ class TokenBudget:
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes
         self._seconds_per_token: dict[int, list[float]] = {size: [] for size in sizes}
+        self._unused: dict[int, int] = {}
         self._settled_on: int | None = None
 
     @classmethod
@@ -69,9 +70,15 @@ class TokenBudget:
     def observe(self, size: int, tokens: int, positions: int, seconds: float) -> None:
         """Note that a batch made under budget `size` took `seconds`.
 
-        A batch that could not use half of its budget (few samples were left) says nothing about that size.
+        A batch that could not use half of its budget (few samples were left) says nothing about that size; a size that none of
+        several batches could use is given up.
         """
-        if self.settled or size not in self._seconds_per_token or positions < size // 2:
+        if self.settled or size not in self._seconds_per_token:
+            return
+        if positions < size // 2 and len(self._seconds_per_token) > 1:
+            self._unused[size] = self._unused.get(size, 0) + 1
+            if self._unused[size] > TRIES and size != min(self._seconds_per_token):
+                del self._seconds_per_token[size]
             return
         self._seconds_per_token[size].append(seconds / tokens)
         if all(len(seen) >= TRIES for seen in self._seconds_per_token.values()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from ...models.errors import RunError
 from ...models.loading import LoadedModel
 from ..store import Manifest, OutputFolder, Plan
 from .hugging_face import AttachedModel
@@ -39,8 +40,16 @@ def finish(
     *,
     write: bool,
 ) -> RunSummary:
-    """Sum the run up; with `write`, replace rejects.jsonl and the manifest."""
+    """Sum the run up; with `write`, replace rejects.jsonl and the manifest.
+
+    Raises:
+        RunError: shards of the plan are not there, whatever the reason; such a folder is never called complete.
+    """
     shards = [shard for _, shard in sorted(sealed_shards(folder, plan).items())]
+    if len(shards) != len(plan.shards):
+        raise RunError(
+            f"{folder.path} has {len(shards)} of the {len(plan.shards)} shards of its plan; run the same command again."
+        )
     rejects = [*plan.rejects(), *(reject for shard in shards for reject in shard.rejects)]
     summary = RunSummary(
         out=folder.path,

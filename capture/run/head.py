@@ -12,4 +12,4 @@ from .hugging_face import AttachedModel
 def write_head(folder: Path, loaded: LoadedModel, attached: AttachedModel) -> None:
     """Write the head of the run's model, unless an earlier run on this folder did; raises `HeadError`."""
     if not (folder / DESCRIPTION_FILE).exists():
-        save_head(folder, loaded.model, attached.norm_path)
+        save_head(folder, loaded.model, attached.norm_path, trust_remote_code=loaded.source.trust_remote_code)

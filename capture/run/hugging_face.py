@@ -21,6 +21,7 @@ from ...hooks import (
 )
 from ...models.call import input_device, without_cache
 from ...models.decoder import Decoder, find_decoder
+from ...models.errors import UsageError
 from ...models.pipeline import pipeline_group_of
 from ..mixin import require_single_stage
 from ..outputs import CompositeDeviceAuxiliaryOutput, DeviceAuxiliaryOutput, DeviceHiddenStates, RowLayout
@@ -83,11 +84,17 @@ class HuggingFaceEngine:
     @torch.inference_mode()
     def forward(self, batch: TokenBatch) -> DeviceAuxiliaryOutput:
         positions, taps = batch.positions, self._collector.taps
-        index = None if positions.all_real else positions.flat_index().to(self.device, non_blocking=True)
+        index = None if positions.all_real else self._sent(positions.flat_index())
         slots = GatheredRows(len(taps.boundaries), index, positions.T)
         with self._collector.armed(slots, positions.B, positions.S, stop=True):
-            self._model(batch.input_ids.to(self.device, non_blocking=True), **self._arguments)
+            self._model(self._sent(batch.input_ids), **self._arguments)
         return self._output(slots, RowLayout.of_prompts(positions.lengths))
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        """`tensor` on the device, without waiting for it: from pinned memory, the only kind that is copied behind one's back."""
+        if self.device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def _output(self, slots: GatheredRows, layout: RowLayout) -> DeviceAuxiliaryOutput:
         tapped, asked = self._collector.taps, self._attached.taps
@@ -98,6 +105,8 @@ class HuggingFaceEngine:
             computed.pop("post_norm", None)
         if slots.aux_hidden_states is not None:
             computed = {"aux_hidden_states": slots.aux_hidden_states, **computed}
+        # A model spread over several devices gives its states on several; they leave from one.
+        computed = {name: rows.to(self.device) for name, rows in computed.items()}
         stored = {name: rows.to(self._store_dtype) for name, rows in computed.items()}
         codes = torch.cat([self._codes(name, rows, stored[name]) for name, rows in computed.items()], 1)
         faults = DeviceRowFaults(codes, layout, self._tap_names, self._store_dtype)
@@ -107,12 +116,13 @@ class HuggingFaceEngine:
         if self._attached.logits_head is None:
             raise TapError("top logits were asked for without a head to make them.")
         top = self._attached.logits_head.top(post_norm, self._attached.top_logits)
-        return {"topk_logits": top.values, "topk_ids": top.ids, "topk_logsumexp": top.logsumexp}
+        columns = {"topk_logits": top.values, "topk_ids": top.ids, "topk_logsumexp": top.logsumexp}
+        return {name: column.to(self.device) for name, column in columns.items()}
 
     def _codes(self, name: str, computed: Tensor, stored: Tensor) -> Tensor:
         if name != "aux_hidden_states":
             return fault_codes(computed[:, None], stored[:, None], zero_is_fault=True)
-        return fault_codes(computed, stored, zero_is_fault=self._zero_is_fault.to(computed.device))
+        return fault_codes(computed, stored, zero_is_fault=self._zero_is_fault)
 
 
 def attach(model: nn.Module, settings: CaptureSettings) -> tuple[AttachedModel, Collector]:
@@ -131,6 +141,8 @@ def attach(model: nn.Module, settings: CaptureSettings) -> tuple[AttachedModel, 
     if truth.hidden_size is None or truth.dtype is None:
         raise TapError(f"no decoder layer of {type(model).__name__} gave a hidden state when it was tried.")
     head = find_logits_head(decoder, norm.module) if settings.top_logits and norm else None
+    if head is not None and settings.top_logits > head.vocabulary:
+        raise UsageError(f"top_logits is {settings.top_logits}, but the model has {head.vocabulary} logits.")
     collector = Collector(decoder, tapped, norm.module if norm else None)
     path = norm.path if norm else None
     attached = AttachedModel(decoder, taps, truth.hidden_size, truth.dtype, path, head, settings.top_logits)

@@ -36,12 +36,13 @@ def run_identity(
         "data": [_source(source) for source in settings.data],
         "limit": settings.text.limit,
         "shard_rows": settings.shard_rows,
-        "on_bad_values": settings.on_bad_values,
+        # Whether such a sample ends the run or only itself changes no sealed shard.
+        "on_bad_values": "keep" if settings.on_bad_values == "keep" else "reject",
     }
 
 
 def shard_metadata(
-    identity: dict[str, Any], mask_rules: dict[str, int], device: torch.device, *, compiled: bool
+    identity: dict[str, Any], mask_rules: dict[str, int], device: torch.device, compiled: str
 ) -> dict[str, Any]:
     """What each shard says of itself: the identity, and what may differ between runs that agree."""
     return {
@@ -54,6 +55,7 @@ def shard_metadata(
             "device": device.type if device.type != "cuda" else torch.cuda.get_device_name(device),
             "processor": platform.machine(),
             "threads": torch.get_num_threads(),
+            # "auto": layers may have been compiled, for the whole shard or a part of it.
             "compiled": compiled,
         },
     }
@@ -96,7 +98,7 @@ def _source(source: str) -> dict[str, Any]:
     if not path.is_file():
         return {"name": source}
     with path.open("rb") as file:
-        return {"name": source, "bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
+from ...models.default_ids import default_ids
 from ...models.draft_config import read_draft_config
 from ...models.errors import UsageError
 from ...models.id_systems import boundaries_of
-from ...models.layer_ids import Algorithm, Convention, default_layer_ids, from_boundaries, to_boundaries
+from ...models.layer_ids import CONVENTIONS, Algorithm, Convention, from_boundaries, to_boundaries
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class LayerChoice:
         ids: under `convention`, or under `system` where one is named.
         system: whose ids `ids` or those of `draft_config` are; see `models.id_systems`.
         draft_config: a drafter's config.json, which names its target layers.
-        algorithm: take its default layers.
+        algorithm: take its default layers; those of `system`, where one is named.
     """
 
     ids: tuple[int, ...] | None = None
@@ -29,9 +31,15 @@ class LayerChoice:
     algorithm: Algorithm | None = None
 
     def __post_init__(self) -> None:
+        if self.convention not in CONVENTIONS:
+            raise UsageError(
+                f"unknown layer-id convention {self.convention!r}; expected one of {', '.join(CONVENTIONS)}."
+            )
         named = [name for name in ("ids", "draft_config", "algorithm") if getattr(self, name) is not None]
         if len(named) > 1:
             raise UsageError(f"layers were named in {len(named)} ways ({', '.join(named)}); give one of them.")
+        if self.algorithm is not None and self.algorithm not in get_args(Algorithm):
+            raise UsageError(f"unknown algorithm {self.algorithm!r}; expected one of {', '.join(get_args(Algorithm))}.")
         if self.draft_config is not None and self.system is None:
             raise UsageError(
                 "a draft config does not say what its ids mean; name whose they are (--ids-of vllm, specforge, ...)."
@@ -45,7 +53,8 @@ class LayerChoice:
             DraftConfigError: a draft config that names none, or is for another target.
         """
         if self.algorithm is not None:
-            return to_boundaries(default_layer_ids(self.algorithm, n), n, "layer_output")
+            system = self.system or "layer_output"
+            return boundaries_of(default_ids(system, self.algorithm, n), n, system)
         if self.draft_config is not None and self.system is not None:
             return read_draft_config(self.draft_config).boundaries(n, self.system)
         if self.system is not None:

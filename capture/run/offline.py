@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from functools import partial
 
+import torch
+
+from ...hooks import Collector
 from ...models.loading import LoadedModel, load_model
-from ..store import OutputFolder, Plan
+from ..store import OutputFolder, Plan, PlannedShard
 from .budget import TokenBudget
 from .finishing import Effort, finish
 from .head import write_head
@@ -19,7 +21,6 @@ from .ranks import Ranks
 from .resuming import prepare_folder, sealed_shards
 from .settings import STORE_DTYPES, CaptureSettings
 from .shard_run import ShardRun
-from .space import bytes_of_rows, require_space
 from .speeds import Speeds, speed_key
 from .stopping import Stopping
 from .summary import RunSummary
@@ -38,7 +39,11 @@ def capture_dataset(
         RunError: the run failed; what was sealed stays, and the same call goes on from there. `RunStopped` is one.
     """
     ranks, stopping = Ranks.of_environment(), stopping or Stopping()
-    progress = ranks.shared(progress or Silent())
+    with ranks.failing_together():
+        return _captured(settings, ranks, ranks.shared(progress or Silent()), stopping)
+
+
+def _captured(settings: CaptureSettings, ranks: Ranks, progress: Progress, stopping: Stopping) -> RunSummary:
     loaded = load_model(ranks.placed(settings.model))
     attached, collector = attach(loaded.model, settings)
     folder = OutputFolder(settings.out)
@@ -47,35 +52,51 @@ def capture_dataset(
             prepare_folder(settings, folder, loaded, attached, progress, stopping)
             if settings.head:
                 write_head(folder.head, loaded, attached)
-        ranks.meet("the plan is made")
+        ranks.meet("the folder is prepared", stopping.check)
         plan = Plan(folder.plan)
         done = sealed_shards(folder, plan)
-        ranks.meet("all know what is done")
         progress.planned(plan.M, plan.R, sum(s.M for s in done.values()), sum(s.R for s in done.values()))
+        ranks.meet("all know what is done", stopping.check)
         left = [planned for planned in plan.shards if planned.index not in done]
-        store_dtype = STORE_DTYPES[plan.identity["store_dtype"]]
-        columns, tokens = attached.columns(store_dtype), sum(planned.R for planned in left)
-        require_space(folder.path, bytes_of_rows(columns, tokens), force=settings.force)
-        with attached_engine(attached, collector, store_dtype, settings.tap_names(attached.taps)) as engine:
-            pace = _pace(settings, loaded, attached, engine, tokens, progress)
-            run = ShardRun(
-                plan,
-                folder,
-                engine,
-                columns,
-                partial(shard_metadata, plan.identity, plan.extra["mask_rules"], engine.device),
-                pace,
-                settings.on_bad_values,
-                progress,
-                stopping.check,
-            )
-            start = time.perf_counter()
-            run.capture(ranks.take(left))
-        ranks.meet("all shards are sealed")
-        effort = Effort(tokens, time.perf_counter() - start, len(done), pace)
-        if pace is not None and pace.measured is not None:
-            Speeds.of_user().write(_speed_key(loaded, attached, engine), pace.measured)
-        return finish(plan, folder, effort, attached, loaded, write=ranks.is_first)
+        effort = _fill(settings, plan, left, folder, loaded, attached, collector, ranks, progress, stopping)
+        ranks.meet("all shards are sealed", stopping.check)
+        summary = finish(plan, folder, effort, attached, loaded, write=ranks.is_first)
+    _remember(effort.pace, loaded, attached, ranks, progress)
+    return summary
+
+
+def _fill(
+    settings: CaptureSettings,
+    plan: Plan,
+    left: list[PlannedShard],
+    folder: OutputFolder,
+    loaded: LoadedModel,
+    attached: AttachedModel,
+    collector: Collector,
+    ranks: Ranks,
+    progress: Progress,
+    stopping: Stopping,
+) -> Effort:
+    """Capture the shards that are left, or this rank's part of them."""
+    store_dtype = STORE_DTYPES[plan.identity["store_dtype"]]
+    tokens = sum(planned.R for planned in left)
+    with attached_engine(attached, collector, store_dtype, settings.tap_names(attached.taps)) as engine:
+        pace = _pace(settings, loaded, attached, engine, tokens, progress)
+        compiled = "off" if settings.exact else settings.compile
+        run = ShardRun(
+            plan,
+            folder,
+            engine,
+            attached.columns(store_dtype),
+            shard_metadata(plan.identity, plan.extra["mask_rules"], engine.device, compiled),
+            pace,
+            settings.on_bad_values,
+            progress,
+            stopping.check,
+        )
+        start = time.perf_counter()
+        run.capture(ranks.take(left))
+    return Effort(tokens, time.perf_counter() - start, len(plan.shards) - len(left), pace)
 
 
 def _pace(
@@ -90,9 +111,21 @@ def _pace(
         return None
     fixed = settings.batch_tokens
     budget = TokenBudget.probing(engine.device) if fixed is None else TokenBudget.fixed(fixed)
-    known = Speeds.of_user().read(_speed_key(loaded, attached, engine))
+    known = Speeds.of_user().read(_speed_key(loaded, attached, engine.device))
     return Pace(engine, budget, settings.compile, tokens, progress.note, known)
 
 
-def _speed_key(loaded: LoadedModel, attached: AttachedModel, engine: HuggingFaceEngine) -> str:
-    return speed_key(loaded.config_hash, attached.taps.names, attached.dtype, engine.device)
+def _remember(
+    pace: Pace | None, loaded: LoadedModel, attached: AttachedModel, ranks: Ranks, progress: Progress
+) -> None:
+    """Keep what was measured for the next run; a cache folder that cannot be written is worth a word and no more."""
+    if pace is None or pace.measured is None or not ranks.is_first:
+        return
+    try:
+        Speeds.of_user().write(_speed_key(loaded, attached, pace.device), pace.measured)
+    except OSError as error:
+        progress.note(f"measured speeds were not kept for the next run: {error}")
+
+
+def _speed_key(loaded: LoadedModel, attached: AttachedModel, device: torch.device) -> str:
+    return speed_key(loaded.config_hash, attached.taps.names, attached.dtype, device)

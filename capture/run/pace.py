@@ -65,6 +65,10 @@ class Pace:
         return self._compiled
 
     @property
+    def device(self) -> torch.device:
+        return self._engine.device
+
+    @property
     def batch_tokens(self) -> int | None:
         """The budget that was settled on, None while sizes are tried out."""
         return self._budget.chosen
@@ -141,7 +145,7 @@ class Pace:
     def _compile(self) -> None:
         self._compiled = True
         known = self._known
-        if known is not None and known.compiled is not None and known.compiled_batch_tokens is not None:
+        if known is not None and known.compiled is not None and known.compiled_batch_tokens in self._fresh.sizes:
             self._budget = TokenBudget.known(known.compiled_batch_tokens, known.compiled)
         else:
             self._budget = self._tried = self._fresh.again()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ...models.errors import RunError, UsageError
@@ -21,9 +21,21 @@ def existing_plan(folder: OutputFolder) -> Plan | None:
     return Plan(folder.plan) if (folder.plan / "plan.json").exists() else None
 
 
+def identity_differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between what `there` says of its run and the identity `now`, a line each.
+
+    Where a model lies is no part of it: its config and its weights are.
+    """
+    return differences({key: there.get(key) for key in now} | _without_id(there), dict(now) | _without_id(now))
+
+
+def _without_id(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {"model": {key: value for key, value in (identity.get("model") or {}).items() if key != "id"}}
+
+
 def require_same_identity(plan: Plan, identity: dict[str, Any], folder: OutputFolder) -> None:
     """Raise UsageError listing what differs between the run that filled `folder` and this one."""
-    changed = differences(plan.identity, identity)
+    changed = identity_differences(plan.identity, identity)
     if changed:
         raise UsageError(
             f"{folder.path} holds another run; choose another folder, or ask for the same again. What differs (there -> now):\n  "

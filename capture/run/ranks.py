@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from ...models.errors import RunError
 from ...models.loading import ModelSource
 from ..store import PlannedShard
 from .progress import Progress
 
-# The first rank may tokenise for days before the others have anything to do.
-_PATIENCE = timedelta(days=30)
+_CONNECTING = timedelta(minutes=10)
+# While it waits for the others, which may tokenise for hours, a rank looks this often whether one of them failed.
+_LOOK_EVERY_S = 0.2
+_FAILED = "failed"
+_runs = itertools.count()
+
+
+class RankError(RunError):
+    """Another process of the run failed."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +44,14 @@ class Ranks:
 
     @classmethod
     def of_environment(cls) -> Ranks:
-        """As torchrun says in RANK, WORLD_SIZE and the rest; alone where it says nothing."""
+        """As torchrun says in RANK, WORLD_SIZE and the rest; alone where it says nothing.
+
+        Each call begins a run of its own: ranks that call it as often as each other meet.
+        """
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls()
-        store, rank, size = next(iter(rendezvous("env://", timeout=_PATIENCE)))
-        return cls(rank, size, int(os.environ.get("LOCAL_RANK", rank)), store)
+        store, rank, size = next(iter(rendezvous("env://", timeout=_CONNECTING)))
+        return cls(rank, size, int(os.environ.get("LOCAL_RANK", rank)), PrefixStore(f"hiddentap/{next(_runs)}", store))
 
     @property
     def is_first(self) -> bool:
@@ -48,15 +62,34 @@ class Ranks:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         if self.size == 1 or accelerator is None or source.device != "auto" or source.device_map is not None:
             return source
+        # Kernels that launch on the current device must find the model there.
+        torch.accelerator.set_device_index(self.local_rank)
         return replace(source, device=f"{accelerator.type}:{self.local_rank}")
 
-    def meet(self, where: str) -> None:
-        """Wait until every rank came to `where`."""
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Tell the other ranks where the block fails, so that none waits for this one."""
+        try:
+            yield
+        except BaseException as error:
+            if self.store is not None and not isinstance(error, RankError):
+                self.store.set(_FAILED, f"rank {self.rank}: {error}")
+            raise
+
+    def meet(self, where: str, check_stop: Callable[[], None]) -> None:
+        """Wait until every rank came to `where`.
+
+        Raises:
+            RankError: another rank failed. What `check_stop` raises, too.
+        """
         if self.store is None:
             return
-        if self.store.add(f"{where}/came", 1) == self.size:
-            self.store.set(f"{where}/all", "1")
-        self.store.wait([f"{where}/all"], _PATIENCE)
+        self.store.add(where, 1)
+        while self.store.add(where, 0) < self.size:
+            check_stop()
+            if self.store.check([_FAILED]):
+                raise RankError(f"another process of this run failed: {self.store.get(_FAILED).decode()}")
+            time.sleep(_LOOK_EVERY_S)
 
     def take(self, shards: Sequence[PlannedShard]) -> Iterator[PlannedShard]:
         """Shards of `shards` (the same on every rank) that no other rank took; a rank is idle only when none is left."""

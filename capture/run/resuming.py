@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime
 
+from ...models.errors import UsageError
 from ...models.loading import LoadedModel
 from ..data import Tokeniser, identity_of
 from ..store import Manifest, OutputFolder, Plan, Shard
 from .hugging_face import AttachedModel
 from .identity import run_identity
-from .planning import existing_plan, make_plan, require_same_identity
+from .planning import existing_plan, identity_differences, make_plan, require_same_identity
 from .progress import Progress
-from .settings import CaptureSettings
+from .settings import STORE_DTYPES, CaptureSettings
+from .space import bytes_of_rows, require_space
 from .stopping import Stopping
 
 
@@ -26,8 +28,8 @@ def prepare_folder(
     """Make the folder ready to be filled: no stray file, the plan made or found, nothing that is not whole under a shard's name.
 
     Raises:
-        UsageError: the folder holds another run; the message lists what differs.
-        RunError: the plan could not be made.
+        UsageError: the folder holds another run; the message lists what differs. Or shards that no plan speaks of.
+        RunError: the plan could not be made, or the disk has too little room for it.
     """
     folder.remove_stray_files()
     plan = existing_plan(folder)
@@ -36,18 +38,38 @@ def prepare_folder(
     options = settings.text.tokenise_options(settings.model, date=date, vocab_rows=attached.decoder.vocab_rows)
     identity = run_identity(settings, loaded, attached, identity_of(Tokeniser(options)))
     if plan is None:
+        _refuse_what_has_no_plan(folder)
         plan = make_plan(settings, folder, options, identity, progress, stopping.check)
         Manifest.from_shards(identity, plan.summary(), [], complete=False).write(folder.manifest_path)
     else:
         require_same_identity(plan, identity, folder)
     _remove_what_is_not_whole(folder, plan, progress)
+    left = plan.R - sum(shard.R for shard in sealed_shards(folder, plan).values())
+    columns = attached.columns(STORE_DTYPES[identity["store_dtype"]])
+    require_space(folder.path, bytes_of_rows(columns, left), force=settings.force)
     return plan
 
 
 def sealed_shards(folder: OutputFolder, plan: Plan) -> dict[int, Shard]:
-    """The shards of `plan` that are done."""
+    """The shards of `plan` that are done: its samples, captured as its identity says."""
     found = folder.sealed_shards().shards
-    return {i: shard for i, shard in found.items() if i < len(plan.shards) and plan.shards[i].is_held_by(shard)}
+    return {i: shard for i, shard in found.items() if _is_of(shard, i, plan)}
+
+
+def _is_of(shard: Shard, index: int, plan: Plan) -> bool:
+    if index >= len(plan.shards) or not plan.shards[index].is_held_by(shard):
+        return False
+    return not identity_differences(shard.metadata, plan.identity)
+
+
+def _refuse_what_has_no_plan(folder: OutputFolder) -> None:
+    """Shards without a plan are those of a generation or an import, or a plan was lost: they are never written over."""
+    found = folder.sealed_shards()
+    if found.shards or found.broken:
+        raise UsageError(
+            f"{folder.path} holds {len(found.shards) + len(found.broken)} shard(s) and no plan: a generation, an import, or a "
+            "run whose plan was removed. Choose another folder, or remove the shards first."
+        )
 
 
 def _remove_what_is_not_whole(folder: OutputFolder, plan: Plan, progress: Progress) -> None:

@@ -72,15 +72,14 @@ class OpenShard:
 class ShardRun:
     """Captures shards: the forward in this thread; waiting for the copy, rows to disk and seals in one behind it.
 
-    `pace` is None in an exact run: one sample a forward. `metadata(compiled=...)` makes the header of a shard. `check_stop` is
-    called between batches and may raise.
+    `pace` is None in an exact run: one sample a forward. `check_stop` is called between batches and may raise.
     """
 
     plan: Plan
     folder: OutputFolder
     engine: Engine
     columns: Sequence[Column]
-    metadata: Callable[..., Mapping[str, Any]]
+    metadata: Mapping[str, Any]
     pace: Pace | None
     on_bad_values: OnBadValues
     progress: Progress
@@ -111,8 +110,7 @@ class ShardRun:
         samples = self.plan.samples_of(planned)
         input_ids, loss_mask = self.plan.tokens_of(planned)
         path = self.folder.shard_path(planned.index)
-        compiled = self.pace is not None and self.pace.compiled
-        writer = PlannedShardWriter(path, planned, samples, self.columns, self.metadata(compiled=compiled))
+        writer = PlannedShardWriter(path, planned, samples, self.columns, self.metadata)
         unsealed.append(writer)
         writer.write(0, {"input_ids": input_ids, "loss_mask": loss_mask})
         return OpenShard(planned, [samples.id(place) for place in range(planned.M)], input_ids, writer)
@@ -125,13 +123,22 @@ class ShardRun:
             size = 1 if self.pace is None else self.pace.next_size()
             stop = batch_end(planned.lengths, first, size)
             tokens = token_batch(first, stop, planned.row_offsets, shard.input_ids)
-            try:
-                output = self.engine.forward(tokens) if self.pace is None else self.pace.forward(tokens, size)
-            except torch.OutOfMemoryError:
+            output = self._forward(tokens, size)
+            if output is None:
                 self._lower_budget(shard, tokens)
                 continue
             yield tokens, output
             first = stop
+
+    def _forward(self, tokens: TokenBatch, size: int) -> DeviceAuxiliaryOutput | None:
+        """What the forward gave; None where the batch did not fit the device.
+
+        None and not the exception, which would hold the failed forward's memory while there is room to be made.
+        """
+        try:
+            return self.engine.forward(tokens) if self.pace is None else self.pace.forward(tokens, size)
+        except torch.OutOfMemoryError:
+            return None
 
     def _lower_budget(self, shard: OpenShard, tokens: TokenBatch) -> None:
         """After a batch that did not fit the device; raises RunError where it was one sample already."""

@@ -235,6 +235,14 @@ def test_layers_can_be_named_in_another_systems_ids(
     assert (taps["layer_ids"], taps["boundaries"], taps["convention"]) == (ids, boundaries, convention)
 
 
+def test_an_algorithms_default_layers_are_those_of_the_named_system(run, data, tmp_path: Path) -> None:
+    folder = llama_folder(tmp_path / "m", num_hidden_layers=12)
+    common = ("capture", "--model", folder, "--data", data, "--algorithm", "dflash")
+    assert run(*common, "--out", tmp_path / "out", "--ids-of", "vllm")[0] == 0
+    taps = json.loads((tmp_path / "out/manifest.json").read_text())["identity"]["taps"]
+    assert taps["boundaries"] == [2, 6, 9]
+
+
 def test_an_algorithm_takes_its_default_layers(run, data, tmp_path: Path) -> None:
     folder = llama_folder(tmp_path / "m", num_hidden_layers=12)
     assert run("capture", "--model", folder, "--data", data, "--out", tmp_path / "out", "--algorithm", "eagle3")[0] == 0

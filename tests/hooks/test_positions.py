@@ -66,6 +66,13 @@ def test_a_pad_id_with_no_other_role_at_an_edge_asks_for_a_mask() -> None:
         real_positions(torch.tensor([[0, 5, 2]]), 1, 3, lone_pad_id=0)
 
 
+def test_lengths_and_a_mask_that_disagree_are_refused() -> None:
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    with pytest.raises(PositionsError, match=r"lengths \[2, 4\] and attention_mask disagree"):
+        real_positions(None, 2, 4, lengths=[2, 4], attention_mask=mask)
+    assert real_positions(None, 2, 4, lengths=[2, 4], attention_mask=torch.ones(2, 4)).lengths == (2, 4)
+
+
 def test_a_pad_id_inside_a_row_is_a_token_like_any_other() -> None:
     assert real_positions(torch.tensor([[1, 0, 2]]), 1, 3, lone_pad_id=0).lengths == (3,)
 

@@ -37,6 +37,16 @@ def test_bfloat16_stays_bfloat16(tmp_path: Path) -> None:
     assert load_head(tmp_path).lm_head.weight.dtype == torch.bfloat16
 
 
+def test_a_norm_that_computes_otherwise_when_built_again_is_refused_again_and_again(tmp_path: Path) -> None:
+    model = tiny.build("llama")
+    model.model.norm.variance_epsilon = 0.5
+    for _ in range(2):
+        with pytest.raises(HeadError, match="gives other values when it is built again"):
+            save_head(tmp_path, model, "model.norm")
+    with pytest.raises(HeadError, match="holds no head"):
+        load_head(tmp_path)
+
+
 def test_a_folder_without_a_head_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(HeadError, match=r"holds no head .*capture with --head"):
         load_head(tmp_path)

@@ -135,8 +135,14 @@ def test_an_unknown_dtype_or_device_is_refused(folder: Path) -> None:
 def test_equal_weights_have_equal_fingerprints_and_a_fine_tuned_twin_another(folder: Path, tmp_path: Path) -> None:
     twin = llama_folder(tmp_path / "twin")
     assert fingerprint(folder) == fingerprint(twin)
-    edit_weights(twin, lambda weights: weights["model.norm.weight"].add_(1e-3))
+    edit_weights(twin, lambda weights: weights["model.layers.2.mlp.up_proj.weight"].add_(1e-3))
     assert fingerprint(folder) != fingerprint(twin)
+
+
+def test_files_beside_the_weights_do_not_change_their_fingerprint(folder: Path) -> None:
+    before = fingerprint(folder)
+    (folder / "training_args.bin").write_bytes(b"x")
+    assert fingerprint(folder) == before
 
 
 def test_the_config_hash_ignores_where_the_model_lies(folder: Path, tmp_path: Path) -> None:

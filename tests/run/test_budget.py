@@ -33,6 +33,14 @@ def test_a_batch_that_could_not_use_its_budget_says_nothing() -> None:
     assert budget.chosen is None
 
 
+def test_a_size_that_no_batch_can_use_is_given_up() -> None:
+    budget = TokenBudget((100, 200))
+    for _ in range(20):
+        size = budget.next()
+        budget.observe(size, 90, 90, 1.0)
+    assert budget.chosen == 100
+
+
 def test_a_fixed_budget_is_chosen_from_the_start() -> None:
     assert TokenBudget.fixed(64).next() == 64
     assert TokenBudget.probing(torch.device("cpu")).chosen is None

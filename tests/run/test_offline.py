@@ -268,6 +268,64 @@ def test_another_run_on_the_same_folder_is_refused_with_what_differs(llama: Path
         capture_dataset(settings(llama, data, tmp_path / "out"))
 
 
+def test_shards_that_no_plan_speaks_of_are_never_written_over(llama: Path, data: Path, tmp_path: Path) -> None:
+    import shutil
+
+    capture_dataset(settings(llama, data, tmp_path / "out"))
+    shutil.rmtree(tmp_path / "out/plan")
+    before = (tmp_path / "out/shards/shard-000000.safetensors").read_bytes()
+    with pytest.raises(UsageError, match=r"holds 1 shard\(s\) and no plan"):
+        capture_dataset(settings(llama, data, tmp_path / "out", layer_ids=(1,)))
+    assert (tmp_path / "out/shards/shard-000000.safetensors").read_bytes() == before
+
+
+def test_a_sealed_shard_of_other_layers_does_not_count_as_done(llama: Path, data: Path, tmp_path: Path) -> None:
+    import shutil
+
+    capture_dataset(settings(llama, data, tmp_path / "a", exact=True))
+    capture_dataset(settings(llama, data, tmp_path / "b", exact=True, layer_ids=(1,), final="none"))
+    shard = "shards/shard-000000.safetensors"
+    right = (tmp_path / "b" / shard).read_bytes()
+    shutil.copy(tmp_path / "a" / shard, tmp_path / "b" / shard)
+    again = capture_dataset(settings(llama, data, tmp_path / "b", exact=True, layer_ids=(1,), final="none"))
+    assert again.shards_done_before == 0
+    assert (tmp_path / "b" / shard).read_bytes() == right
+
+
+def test_a_folder_that_misses_a_shard_is_never_called_complete(
+    llama: Path, data: Path, tmp_path: Path, monkeypatch
+) -> None:
+    from hiddentap.capture.run.shard_run import ShardRun
+
+    monkeypatch.setattr(ShardRun, "capture", lambda self, shards: {})
+    with pytest.raises(RunError, match="has 0 of the 1 shards of its plan"):
+        capture_dataset(settings(llama, data, tmp_path / "out"))
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["complete"] is False
+
+
+def test_a_cache_folder_that_cannot_be_written_costs_nothing_but_a_word(llama, data, tmp_path, monkeypatch) -> None:
+    from hiddentap.capture.run import offline
+    from hiddentap.capture.run.speeds import Speed
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    monkeypatch.setattr(offline.Pace, "measured", Speed(1024, 0.1))
+    assert capture_dataset(settings(llama, data, tmp_path / "out")).captured == 5
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["complete"] is True
+
+
+def test_the_same_data_and_model_under_another_name_go_on(llama: Path, data: Path, tmp_path: Path, monkeypatch) -> None:
+    capture_dataset(settings(llama, data, tmp_path / "out"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "moved").symlink_to(llama)
+    again = capture_dataset(settings(Path("moved"), Path(data.name), tmp_path / "out"))
+    assert (again.captured, again.shards_done_before) == (5, 1)
+
+
+def test_more_top_logits_than_there_are_is_refused(llama: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"top_logits is 300, but the model has 259 logits"):
+        capture_dataset(settings(llama, data, tmp_path / "out", top_logits=300))
+
+
 def test_an_unsealed_shard_is_refused_by_safetensors(llama: Path, data: Path, tmp_path: Path, monkeypatch) -> None:
     from hiddentap.capture.store import PlannedShardWriter
 
@@ -293,7 +351,7 @@ def test_the_head_turns_stored_rows_into_the_models_logits(llama: Path, data: Pa
 
 HEADS = {
     "llama": {},
-    "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8},
+    "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8, "final_logit_softcapping": 2.0},
     "cohere": {},
     "granite": {"logits_scaling": 3.0},
 }

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hiddentap import CapturedDataset, CaptureSettings, ModelSource, capture_dataset
-from hiddentap.capture.run.ranks import Ranks
+from hiddentap.capture.run.ranks import RankError, Ranks
+from hiddentap.models.errors import RunError
 from support.model_folder import chat, write_rows
 
 pytestmark = pytest.mark.slow
@@ -62,4 +63,31 @@ def test_a_process_of_its_own_is_alone_and_takes_every_shard(monkeypatch: pytest
     ranks = Ranks.of_environment()
     assert (ranks.rank, ranks.size, ranks.is_first) == (0, 1, True)
     assert list(ranks.take(["a", "b"])) == ["a", "b"]
-    ranks.meet("anywhere")
+    ranks.meet("anywhere", lambda: None)
+
+
+def test_two_runs_of_one_process_do_not_meet_each_others_ranks(tmp_path: Path) -> None:
+    from torch.distributed import HashStore, PrefixStore
+
+    store = HashStore()
+    first = [Ranks(rank, 2, rank, PrefixStore("run 0", store)) for rank in range(2)]
+    second = [Ranks(rank, 2, rank, PrefixStore("run 1", store)) for rank in range(2)]
+    taken = [next(ranks.take(["a", "b"])) for ranks in first]
+    assert taken == ["a", "b"]
+    assert [next(ranks.take(["a", "b"])) for ranks in second] == ["a", "b"]
+
+
+def test_a_rank_that_waits_is_told_of_anothers_failure() -> None:
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    first, second = (Ranks(rank, 2, rank, store) for rank in range(2))
+
+    def fails() -> None:
+        with first.failing_together():
+            raise RunError("the disk is gone")
+
+    with pytest.raises(RunError, match="the disk is gone"):
+        fails()
+    with pytest.raises(RankError, match="another process of this run failed: rank 0: the disk is gone"):
+        second.meet("the end", lambda: None)
