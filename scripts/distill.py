@@ -125,8 +125,8 @@ def distil(
         torch.autograd.backward(divergence + state_loss * distance)
         nn.utils.clip_grad_norm_(student.parameters(), 1.0)
         optimizer.step()
-        curves.divergence.append((step + 1, float(divergence)))
-        curves.distance.append((step + 1, float(distance)))
+        curves.divergence.append((step + 1, divergence.item()))
+        curves.distance.append((step + 1, distance.item()))
         if (step + 1) % recipe.evaluate_every == 0 or step + 1 == recipe.steps:
             curves.perplexity.append((step + 1, perplexity(student, PackedDataset(held_out, recipe.pack_tokens))))
             say(dest.name, curves, (time.monotonic() - started) / (step + 1))
