@@ -1,5 +1,6 @@
 """How values leave a model: taps on its layers, the residual stream read from a layer, early stop."""
 
+from .causality import require_causal
 from .collector import Collector, drop_inert_hooks
 from .compiled import compiled_layers
 from .errors import TapError
@@ -32,5 +33,6 @@ __all__ = [
     "lone_pad_id",
     "probe",
     "real_positions",
+    "require_causal",
     "tap",
 ]

@@ -25,3 +25,9 @@ def role_ids(config: Any) -> frozenset[int]:
             if name.endswith(("token_id", "token_index")):
                 found.update(v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, int))
     return frozenset(found)
+
+
+def stated_positions(config: Any) -> int | None:
+    """The most positions that the config gives the model; None where it sets no such limit."""
+    most = getattr(text_config(config), "max_position_embeddings", None)
+    return most if isinstance(most, int) and most > 0 else None

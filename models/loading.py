@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils import cached_file
 
 from .checkpoint import CheckpointError, check_files, config_hash, fingerprint
-from .errors import UsageError
+from .errors import RunError, UsageError
 
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
@@ -62,6 +62,7 @@ class LoadedModel:
 
     Attributes:
         model: on its device, without gradients.
+        folder: where its files are.
         config_hash, weights: sha256 of its config and fingerprint of its weight files.
         revision: commit hash of a hub model, None for a folder.
         weights_dtype: dtype of most of its weights, such as ``bfloat16``.
@@ -70,11 +71,19 @@ class LoadedModel:
 
     model: nn.Module
     source: ModelSource
+    folder: Path
     config_hash: str
     weights: str
     revision: str | None
     weights_dtype: str
     notes: tuple[str, ...]
+
+    def require_unchanged(self) -> None:
+        """Raise RunError where the weight files are not those any more that were loaded: mapped weights follow their file."""
+        if fingerprint(self.folder) != self.weights:
+            raise RunError(
+                f"the weights in {self.folder} changed while they were in use; what was computed cannot be trusted."
+            )
 
 
 def load_config(source: ModelSource) -> Any:
@@ -117,6 +126,7 @@ def load_model(source: ModelSource) -> LoadedModel:
     return LoadedModel(
         model=model,
         source=source,
+        folder=folder,
         config_hash=config_hash(config),
         weights=fingerprint(folder),
         revision=getattr(config, "_commit_hash", None),

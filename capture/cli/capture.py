@@ -179,7 +179,7 @@ def _show(summary: RunSummary) -> None:
 
     rows = [
         ("samples", f"{summary.captured:,} captured, {summary.rejected:,} rejected"),
-        ("tokens", f"{summary.tokens:,}, {summary.supervised_tokens:,} of the plan supervised"),
+        ("tokens", f"{summary.tokens:,}, {summary.supervised_tokens:,} supervised"),
         ("layers", f"{', '.join(map(str, summary.layer_ids))} ({summary.convention}), H = {summary.hidden_size}"),
         ("bytes", f"{size(summary.bytes)} in {summary.shards} shard(s)"),
         ("speed", f"{summary.tokens_per_second:,.0f} tokens/s over {summary.seconds:.1f} s"),
@@ -193,5 +193,9 @@ def _show(summary: RunSummary) -> None:
     rows += [("warning", f"{count:,} {code}") for code, count in summary.warnings.items()]
     rows += [("model", note) for note in summary.notes]
     click.echo(table(rows))
+    if not summary.captured:
+        click.echo(
+            "hiddentap: nothing was captured" + ("" if summary.rejected else ": the input has no rows"), err=True
+        )
     if summary.rejected:
         click.echo(f"Rejected rows, with their reasons: {summary.out / 'rejects.jsonl'}")

@@ -15,6 +15,8 @@ from ..data import Audit, Item, Sample, audit, tokenise
 from .batches import TokenBatch, batch_end, token_batch
 from .engine import Engine
 from .hugging_face import attach, attached_engine
+from .progress import Silent
+from .resuming import fitted_to
 from .settings import STORE_DTYPES, CaptureSettings
 from .space import bytes_of_rows, free_bytes
 
@@ -53,7 +55,9 @@ def estimate_run(settings: CaptureSettings) -> RunEstimate:
     loaded = load_model(settings.model)
     attached, collector = attach(loaded.model, settings)
     today = datetime.date.today().isoformat()
-    options = settings.text.tokenise_options(settings.model, date=today, vocab_rows=attached.decoder.vocab_rows)
+    options = fitted_to(attached.decoder, settings.text, Silent()).tokenise_options(
+        settings.model, date=today, vocab_rows=attached.decoder.vocab_rows
+    )
     kept: list[Sample] = []
     items = tokenise(settings.data, options, workers=settings.text.workers, limit=settings.text.limit)
     counted = audit(_keeping(items, kept))

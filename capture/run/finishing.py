@@ -7,11 +7,16 @@ from dataclasses import dataclass
 
 from ...models.errors import RunError
 from ...models.loading import LoadedModel
-from ..store import Manifest, OutputFolder, Plan
+from ..store import Manifest, OutputFolder, Plan, Reject
 from .hugging_face import AttachedModel
 from .pace import Pace
 from .resuming import sealed_shards
 from .summary import RunSummary
+
+
+def _supervised(plan: Plan, reject: Reject) -> int:
+    """Tokens of a sample rejected in its forward that the plan counts as supervised; a row rejected before has none."""
+    return 0 if reject.sample_index is None else int(plan.loss_mask(reject.sample_index).sum())
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ def finish(
         rejected=len(rejects),
         rejected_by_code=dict(Counter(reject.detail.get("code", "other") for reject in rejects).most_common()),
         tokens=sum(shard.R for shard in shards),
-        supervised_tokens=plan.extra["supervised_tokens"],
+        supervised_tokens=plan.extra["supervised_tokens"] - sum(_supervised(plan, reject) for reject in rejects),
         truncated=plan.extra["truncated"],
         warnings=plan.extra["warnings"],
         shards=len(shards),

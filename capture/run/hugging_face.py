@@ -18,6 +18,7 @@ from ...hooks import (
     compiled_layers,
     find_logits_head,
     probe,
+    require_causal,
 )
 from ...models.call import input_device, without_cache
 from ...models.decoder import Decoder, find_decoder
@@ -144,6 +145,8 @@ def attach(model: nn.Module, settings: CaptureSettings) -> tuple[AttachedModel, 
     if head is not None and settings.top_logits > head.vocabulary:
         raise UsageError(f"top_logits is {settings.top_logits}, but the model has {head.vocabulary} logits.")
     collector = Collector(decoder, tapped, norm.module if norm else None)
+    if not settings.exact:
+        require_causal(decoder, collector)
     path = norm.path if norm else None
     attached = AttachedModel(decoder, taps, truth.hidden_size, truth.dtype, path, head, settings.top_logits)
     return attached, collector

@@ -33,7 +33,7 @@ def run_identity(
         "top_logits": settings.top_logits,
         "mode": "exact" if settings.exact else "batched",
         "tokenisation": tokenisation.as_dict(),
-        "data": [_source(source) for source in settings.data],
+        "data": [source_identity(source) for source in settings.data],
         "limit": settings.text.limit,
         "shard_rows": settings.shard_rows,
         # Whether such a sample ends the run or only itself changes no sealed shard.
@@ -93,7 +93,8 @@ def _attention(attached: AttachedModel) -> str | None:
     return getattr(config, "_attn_implementation", None)
 
 
-def _source(source: str) -> dict[str, Any]:
+def source_identity(source: str) -> dict[str, Any]:
+    """What tells the content of a source: size and sha256 of a file, the name of anything else."""
     path = Path(source)
     if not path.is_file():
         return {"name": source}

@@ -10,7 +10,7 @@ from ...models.default_ids import default_ids
 from ...models.draft_config import read_draft_config
 from ...models.errors import UsageError
 from ...models.id_systems import boundaries_of
-from ...models.layer_ids import CONVENTIONS, Algorithm, Convention, from_boundaries, to_boundaries
+from ...models.layer_ids import CONVENTIONS, Algorithm, Convention, LayerIdError, from_boundaries, to_boundaries
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class LayerChoice:
             LayerIdError, LayerIdTypeError: ids that name no layers, or a state that is no boundary.
             DraftConfigError: a draft config that names none, or is for another target.
         """
+        if self.ids is None and self.draft_config is None and self.algorithm is None:
+            raise LayerIdError(
+                "DSPARK requires explicit layer_ids for aux hidden capture. Name them by ids (--layer-ids), an algorithm "
+                "(--algorithm) or a draft config (--draft-config)."
+            )
         if self.algorithm is not None:
             system = self.system or "layer_output"
             return boundaries_of(default_ids(system, self.algorithm, n), n, system)

@@ -60,6 +60,7 @@ def _captured(settings: CaptureSettings, ranks: Ranks, progress: Progress, stopp
         left = [planned for planned in plan.shards if planned.index not in done]
         effort = _fill(settings, plan, left, folder, loaded, attached, collector, ranks, progress, stopping)
         ranks.meet("all shards are sealed", stopping.check)
+        loaded.require_unchanged()
         summary = finish(plan, folder, effort, attached, loaded, write=ranks.is_first)
     _remember(effort.pace, loaded, attached, ranks, progress)
     return summary

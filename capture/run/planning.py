@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...models.errors import RunError, UsageError
 from ..data import Reject as RowReject
 from ..data import RejectGate, Sample, TokeniseOptions, tokenise
 from ..store import OutputFolder, Plan, PlanWriter, Reject, differences
+from .identity import source_identity
 from .progress import Progress
 from .settings import CaptureSettings
 
@@ -80,7 +81,13 @@ def make_plan(
                 detail = {"code": item.code}
                 writer.reject(Reject(item.source, item.line, item.sample_id, item.reason, detail))
         gate.finish()
+        _require_unchanged(settings.data, identity)
         return writer.seal(identity, settings.data, shard_rows=settings.shard_rows, extra=counted.as_json(options))
+
+
+def _require_unchanged(sources: Sequence[str], identity: dict[str, Any]) -> None:
+    if [source_identity(source) for source in sources] != identity["data"]:
+        raise RunError(f"the data changed while it was read ({', '.join(sources)}); run again once it stands still.")
 
 
 class _Counts:

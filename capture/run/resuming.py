@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 
+from ...models.config import stated_positions
+from ...models.decoder import Decoder
 from ...models.errors import UsageError
 from ...models.loading import LoadedModel
 from ..data import Tokeniser, identity_of
@@ -12,7 +15,7 @@ from .hugging_face import AttachedModel
 from .identity import run_identity
 from .planning import existing_plan, identity_differences, make_plan, require_same_identity
 from .progress import Progress
-from .settings import STORE_DTYPES, CaptureSettings
+from .settings import STORE_DTYPES, CaptureSettings, TextSettings
 from .space import bytes_of_rows, require_space
 from .stopping import Stopping
 
@@ -35,7 +38,8 @@ def prepare_folder(
     plan = existing_plan(folder)
     # A template that asks for today's date gets that of the first run on this folder.
     date = plan.extra["template_date"] if plan else datetime.date.today().isoformat()
-    options = settings.text.tokenise_options(settings.model, date=date, vocab_rows=attached.decoder.vocab_rows)
+    text = fitted_to(attached.decoder, settings.text, progress)
+    options = text.tokenise_options(settings.model, date=date, vocab_rows=attached.decoder.vocab_rows)
     identity = run_identity(settings, loaded, attached, identity_of(Tokeniser(options)))
     if plan is None:
         _refuse_what_has_no_plan(folder)
@@ -48,6 +52,15 @@ def prepare_folder(
     columns = attached.columns(STORE_DTYPES[identity["store_dtype"]])
     require_space(folder.path, bytes_of_rows(columns, left), force=settings.force)
     return plan
+
+
+def fitted_to(decoder: Decoder, text: TextSettings, progress: Progress) -> TextSettings:
+    """`text` with no more tokens a sample than the model has positions."""
+    most = stated_positions(getattr(decoder.model, "config", None))
+    if most is None or most >= text.max_length:
+        return text
+    progress.note(f"the model has {most} positions, so samples are held to {most} tokens instead of {text.max_length}")
+    return replace(text, max_length=most)
 
 
 def sealed_shards(folder: OutputFolder, plan: Plan) -> dict[int, Shard]:

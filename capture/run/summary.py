@@ -14,7 +14,7 @@ class RunSummary:
     Attributes:
         captured, rejected: samples on disk, and rows that are in rejects.jsonl instead.
         rejected_by_code: why, counted by a short word.
-        tokens, supervised_tokens: rows of the shards, and tokens that the loss masks of the plan mark.
+        tokens, supervised_tokens: rows of the shards, and those that their loss masks mark.
         truncated: samples that were cut to the longest length.
         warnings: what the template did not render and the like, counted by a short word.
         shards, shards_done_before: how many there are, and how many an earlier run had sealed.

@@ -54,7 +54,7 @@ class Hiddentap:
         ):
             pace = Pace(engine, budget, "on" if compiled else "off", plan.R, tell)
             with watch.running():
-                work = ShardRun(plan, folder, engine, self.columns, _about, pace, "raise", Silent(), _never)
+                work = ShardRun(plan, folder, engine, self.columns, {}, pace, "raise", Silent(), _never)
                 sealed = work.capture(list(plan.shards))
                 Manifest.from_shards({}, plan.summary(), sealed.values(), complete=True).write(folder.manifest_path)
         rows = sum(shard.R for shard in sealed.values())
@@ -98,8 +98,6 @@ def write_plan(folder: Path, samples: Samples, shards: int) -> Plan:
         return writer.seal({}, [samples.name], shard_rows=max(1, -(-samples.tokens // shards)))
 
 
-def _about(*, compiled: bool) -> dict[str, Any]:
-    return {"benchmark": True, "compiled": compiled}
 
 
 def _never() -> None:

@@ -16,7 +16,7 @@ from hiddentap.hooks import TapError
 from hiddentap.models.errors import RunError, UsageError
 from hiddentap.models.head import load_head
 from support import tiny
-from support.model_folder import CHATS, VOCAB, chat, model_folder, write_rows
+from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder, write_rows
 
 
 def settings(model: Path, data: Path, out: Path, **fields: object) -> CaptureSettings:
@@ -492,3 +492,57 @@ def test_a_model_of_several_streams_is_stored_as_its_adapter_says(
     assert torch.equal(item["aux_hidden_states"][:, 1], expected[0])
     with pytest.raises(TapError, match="hyper_connections"):
         capture_dataset(settings(folder, data, tmp_path / "plain", layer_ids=(0, 2)))
+
+
+def test_a_model_that_is_not_causal_is_refused_in_batches_and_right_one_by_one(data: Path, tmp_path: Path) -> None:
+    model = tiny.build_type("bert", vocab_size=VOCAB, pad_token_id=None, is_decoder=False)
+    folder = model_folder(tmp_path / "model", model)
+    same = {"layer_ids": (0, 2), "final": "none"}
+    with pytest.raises(TapError, match=r"is not causal as it is configured .*--exact"):
+        capture_dataset(settings(folder, data, tmp_path / "batched", **same))
+    capture_dataset(settings(folder, data, tmp_path / "exact", exact=True, **same))
+    item = CapturedDataset(tmp_path / "exact")[0]
+    hs = plain_states(AutoModelForCausalLM.from_pretrained(folder).eval(), item["input_ids"])
+    assert torch.equal(item["aux_hidden_states"][:, 1], hs[3][0])
+
+
+def test_samples_are_held_to_the_positions_that_the_model_has(tmp_path: Path) -> None:
+    gpt2 = tiny.build("gpt2", vocab_size=VOCAB)
+    folder = model_folder(tmp_path / "model", gpt2)
+    rows = write_rows(tmp_path / "long.jsonl", [chat("Q?", "A" * 900, id="long"), *CHATS])
+    summary = capture_dataset(settings(folder, rows, tmp_path / "out"))
+    assert (summary.captured, summary.truncated) == (6, 1)
+    assert len(CapturedDataset(tmp_path / "out")[0]["input_ids"]) == 256
+
+
+def test_data_that_changes_while_it_is_read_ends_the_run(llama: Path, data: Path, tmp_path: Path, monkeypatch) -> None:
+    from hiddentap.capture.run import planning
+
+    tokenise = planning.tokenise
+
+    def changing(*args, **kwargs):
+        yield from tokenise(*args, **kwargs)
+        write_rows(data, CHATS[:2])
+
+    monkeypatch.setattr(planning, "tokenise", changing)
+    with pytest.raises(RunError, match="the data changed while it was read"):
+        capture_dataset(settings(llama, data, tmp_path / "out"))
+
+
+def test_weights_that_change_under_a_run_leave_it_incomplete(data: Path, tmp_path: Path, monkeypatch) -> None:
+    from hiddentap.capture.run import offline
+
+    folder = llama_folder(tmp_path / "model")
+    fill = offline._fill
+
+    def changing(*args):
+        done = fill(*args)
+        with (folder / "model.safetensors").open("r+b") as file:
+            file.seek(-8, 2)
+            file.write(b"\x01" * 8)
+        return done
+
+    monkeypatch.setattr(offline, "_fill", changing)
+    with pytest.raises(RunError, match="changed while they were in use"):
+        capture_dataset(settings(folder, data, tmp_path / "out"))
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["complete"] is False
