@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from .capture.reading import PackedDataset, PackLoader, PostNorm
     from .capture.run import CaptureSettings, RunSummary, TextSettings, capture_dataset
     from .capture.sampling import (
+        Aborts,
         GenerationResult,
         LogprobObserver,
         MetadataBuffers,
+        Prompt,
         Sampler,
         SamplingMaskObserver,
         SamplingObserver,
@@ -77,6 +79,8 @@ _HOME = {
         "capture_dataset",
     ),
     ".capture.sampling": (
+        "Aborts",
+        "Prompt",
         "GenerationResult",
         "LogprobObserver",
         "MetadataBuffers",
@@ -103,6 +107,7 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
+    "Aborts",
     "CaptureSettings",
     "CapturedDataset",
     "CommittedTokens",
@@ -123,6 +128,7 @@ __all__ = [
     "PackLoader",
     "PackedDataset",
     "PostNorm",
+    "Prompt",
     "Report",
     "RunSummary",
     "Sampler",
