@@ -61,10 +61,6 @@ class Pace:
             self._compile()
 
     @property
-    def compiled(self) -> bool:
-        return self._compiled
-
-    @property
     def device(self) -> torch.device:
         return self._engine.device
 
