@@ -44,7 +44,7 @@ def shard_path(folder: Path, shard: int) -> Path:
 
 def data_names(job: ExportJob) -> str:
     """The capture's input, as the manifests name it."""
-    return ",".join(str(source.get("name")) for source in job.captured.metadata.get("data") or [])
+    return ",".join(map(str, job.captured.metadata.get("sources") or []))
 
 
 def template_sha256(job: ExportJob) -> str:

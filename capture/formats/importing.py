@@ -94,7 +94,7 @@ class _Import:
         return shards, before
 
     def _shard(self, index: int, start: int, names: Iterator[Who]) -> Shard:
-        metadata = {**self.identity, "made_with": {"hiddentap": version("hiddentap"), "compiled": False}}
+        metadata = {**self.identity, "made_with": {"hiddentap": version("hiddentap"), "compiled": "off"}}
         with GrowingShardWriter(self.folder.shard_path(index), self.columns.as_columns(), metadata) as writer:
             for number in range(start, len(self.reader)):
                 self._add(writer, number, names)

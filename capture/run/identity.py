@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,12 @@ def run_identity(
 
 
 def shard_metadata(
-    identity: dict[str, Any], mask_rules: dict[str, int], device: torch.device, compiled: str
+    identity: dict[str, Any], sources: Sequence[str], mask_rules: dict[str, int], device: torch.device, compiled: str
 ) -> dict[str, Any]:
     """What each shard says of itself: the identity, and what may differ between runs that agree."""
     return {
         **identity,
+        "sources": list(sources),
         "mask_rules": mask_rules,
         "made_with": {
             "hiddentap": version("hiddentap"),

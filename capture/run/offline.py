@@ -89,7 +89,7 @@ def _fill(
             folder,
             engine,
             attached.columns(store_dtype),
-            shard_metadata(plan.identity, plan.extra["mask_rules"], engine.device, compiled),
+            shard_metadata(plan.identity, plan.sources, plan.extra["mask_rules"], engine.device, compiled),
             pace,
             settings.on_bad_values,
             progress,

@@ -55,7 +55,7 @@ def shard_metadata(identity: Mapping[str, Any]) -> dict[str, Any]:
             **{name: version(name) for name in _LIBRARIES},
             "python": platform.python_version(),
             "threads": torch.get_num_threads(),
-            "compiled": False,
+            "compiled": "off",
         },
     }
 

@@ -100,7 +100,9 @@ def _read(about: Mapping[str, Any], shard: Shard) -> Declaration:
         dtype=about["model"].get("weights_dtype") or about["compute_dtype"],
         attn_implementation=attention if isinstance(attention, str) else None,
         # Rows of a generation come from cached steps, whose bits no single forward has.
-        exact=about.get("mode") == "exact" and "output_ids" not in columns and not made_with.get("compiled", False),
+        exact=about.get("mode") == "exact"
+        and "output_ids" not in columns
+        and made_with.get("compiled", "off") == "off",
         threads=made_with.get("threads"),
         made_with=made_with,
     )

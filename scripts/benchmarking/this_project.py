@@ -98,7 +98,5 @@ def write_plan(folder: Path, samples: Samples, shards: int) -> Plan:
         return writer.seal({}, [samples.name], shard_rows=max(1, -(-samples.tokens // shards)))
 
 
-
-
 def _never() -> None:
     """Nobody asks for the end of the run."""

@@ -18,7 +18,7 @@ from support.run_places import STAGES, Place
 
 INSTANTS = 20
 SHARDS_AT_LEAST = 5
-POISONED = 300  # tokens; no other sample is as long
+POISONED = 250  # tokens; no other sample is as long, and the model has 256 positions
 MARKS = 21  # tokens of a chat beside its question and its answer, of which each byte is one
 ROWS = [chat("q" * (i % 7), "a" * (20 + i % 61), id=f"s{i}") for i in range(150)]
 ROWS[70] = chat("q", "a" * (POISONED - MARKS - 1), id="poisoned")
