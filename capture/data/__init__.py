@@ -6,6 +6,7 @@ from .items import Item, Reject, Sample
 from .options import TokeniseOptions
 from .reject_gate import RejectGate
 from .source_error import SourceError
+from .source_identity import source_identity
 from .tokenise import tokenise
 from .tokeniser import Tokeniser
 
@@ -22,5 +23,6 @@ __all__ = [
     "audit",
     "identity_of",
     "marked_text",
+    "source_identity",
     "tokenise",
 ]

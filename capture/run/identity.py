@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...models.loading import LoadedModel
-from ..data import TokenisationIdentity
+from ..data import TokenisationIdentity, source_identity
 from ..store import FORMAT_VERSION
 from .hugging_face import AttachedModel
 from .settings import CaptureSettings
@@ -93,15 +91,6 @@ def _taps(settings: CaptureSettings, attached: AttachedModel) -> dict[str, Any]:
 def _attention(attached: AttachedModel) -> str | None:
     config = getattr(attached.decoder.model, "config", None)
     return getattr(config, "_attn_implementation", None)
-
-
-def source_identity(source: str) -> dict[str, Any]:
-    """What tells the content of a source: size and sha256 of a file, the name of anything else."""
-    path = Path(source)
-    if not path.is_file():
-        return {"name": source}
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _name(dtype: torch.dtype) -> str:

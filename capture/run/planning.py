@@ -8,9 +8,8 @@ from typing import Any
 
 from ...models.errors import RunError, UsageError
 from ..data import Reject as RowReject
-from ..data import RejectGate, Sample, TokeniseOptions, tokenise
+from ..data import RejectGate, Sample, TokeniseOptions, source_identity, tokenise
 from ..store import OutputFolder, Plan, PlanWriter, Reject, differences
-from .identity import source_identity
 from .progress import Progress
 from .settings import CaptureSettings
 

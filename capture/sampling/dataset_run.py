@@ -1,7 +1,6 @@
 """Generation over a data set: rows of prompts in, sealed shards out."""
 
 import datetime
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 from ...hooks import Final
 from ...models.layer_ids import Convention, check_layer_ids
 from ...models.loading import LoadedModel, ModelSource, load_model
-from ..data import TokeniseOptions, Tokeniser, identity_of
+from ..data import TokeniseOptions, Tokeniser, identity_of, source_identity
 from ..data.sources import read_rows
 from .cached_model import CachedModel, cached_model
 from .dataset_prompts import DatasetPrompts, dataset_prompts
@@ -133,15 +132,7 @@ def _params_of_row(params: SamplingParams, place: int) -> SamplingParams:
 
 
 def _data_identity(settings: GenerationSettings) -> dict[str, Any]:
-    return {"data": [_source(source) for source in settings.data], "limit": settings.limit}
-
-
-def _source(source: str) -> dict[str, Any]:
-    path = Path(source)
-    if not path.is_file():
-        return {"name": source}
-    with path.open("rb") as file:
-        return {"name": source, "bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"data": [{"name": source} | source_identity(source) for source in settings.data], "limit": settings.limit}
 
 
 def _summary(

@@ -1,12 +1,10 @@
 """`hiddentap export` and `hiddentap import` as a user types them."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from hiddentap import CapturedDataset
-from hiddentap.capture.cli import main
 from hiddentap.capture.cli.export import ALGORITHMS, LAYOUTS
 from hiddentap.capture.formats import FORMATS
 from support.trainer_dump import capture, make_target, write_data
@@ -21,21 +19,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dump(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dump")
     return capture(target, write_data(folder / "rows.jsonl"), folder / "out", (1, 3, 4))
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run the command in this process: (exit code, standard output, standard error)."""
-
-    def run_command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hiddentap", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return int(ended.value.code or 0), out, err
-
-    return run_command
 
 
 def test_the_command_knows_every_layout_and_algorithm() -> None:

@@ -1,7 +1,8 @@
 """`hiddentap generate` as a user types it."""
 
 import json
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hiddentap import CapturedDataset
-from hiddentap.capture.cli import main
 from support.architectures import build
 from support.generation import PlainForward, greedy, row_error
 from support.model_folder import CHATS, llama_folder, model_folder, write_rows
@@ -35,18 +35,9 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run the command in this process: (exit code, standard output, standard error)."""
-
-    def run_command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hiddentap", "generate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return int(ended.value.code or 0), out, err
-
-    return run_command
+def run(run: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    """`hiddentap generate` in this process: (exit code, standard output, standard error)."""
+    return partial(run, "generate")
 
 
 def common(llama: Path, data: Path, tmp_path: Path) -> list[object]:

@@ -1,12 +1,12 @@
 """`hiddentap verify` as a user types it."""
 
 import shutil
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from hiddentap.capture.cli import main
 from support.captured import captured
 from support.damage import Columns, rewrite
 from support.model_folder import llama_folder
@@ -23,16 +23,9 @@ def good(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def run_command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hiddentap", "verify", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return int(ended.value.code or 0), out, err
-
-    return run_command
+def run(run: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    """`hiddentap verify` in this process: (exit code, standard output, standard error)."""
+    return partial(run, "verify")
 
 
 def test_a_good_folder_is_code_0_and_says_what_was_compared(run, good: Path) -> None:
