@@ -47,8 +47,8 @@ def prepare_folder(
         Manifest.from_shards(identity, plan.summary(), [], complete=False).write(folder.manifest_path)
     else:
         require_same_identity(plan, identity, folder)
-    _remove_what_is_not_whole(folder, plan, progress)
-    left = plan.R - sum(shard.R for shard in sealed_shards(folder, plan).values())
+    done = _kept_when_whole(folder, plan, progress)
+    left = plan.R - sum(shard.R for shard in done.values())
     columns = attached.columns(STORE_DTYPES[identity["store_dtype"]])
     require_space(folder.path, bytes_of_rows(columns, left), force=settings.force)
     return plan
@@ -65,8 +65,11 @@ def fitted_to(decoder: Decoder, text: TextSettings, progress: Progress) -> TextS
 
 def sealed_shards(folder: OutputFolder, plan: Plan) -> dict[int, Shard]:
     """The shards of `plan` that are done: its samples, captured as its identity says."""
-    found = folder.sealed_shards().shards
-    return {i: shard for i, shard in found.items() if _is_of(shard, i, plan)}
+    return _those_of(plan, folder.sealed_shards().shards)
+
+
+def _those_of(plan: Plan, shards: dict[int, Shard]) -> dict[int, Shard]:
+    return {i: shard for i, shard in shards.items() if _is_of(shard, i, plan)}
 
 
 def _is_of(shard: Shard, index: int, plan: Plan) -> bool:
@@ -85,8 +88,11 @@ def _refuse_what_has_no_plan(folder: OutputFolder) -> None:
         )
 
 
-def _remove_what_is_not_whole(folder: OutputFolder, plan: Plan, progress: Progress) -> None:
+def _kept_when_whole(folder: OutputFolder, plan: Plan, progress: Progress) -> dict[int, Shard]:
+    """The shards of `plan` that are done; what else lies under a shard's name is removed."""
     found = folder.sealed_shards()
-    for index in sorted((found.shards.keys() | found.broken.keys()) - sealed_shards(folder, plan).keys()):
+    done = _those_of(plan, found.shards)
+    for index in sorted((found.shards.keys() | found.broken.keys()) - done.keys()):
         progress.note(f"{folder.shard_path(index).name} is not whole or not of this plan; it is made again")
         folder.shard_path(index).unlink()
+    return done
