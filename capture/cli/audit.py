@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .marked import show_marked
-from .options import model_options, text_options, text_settings
+from .options import model_options, model_source, text_options, text_settings
 
 if TYPE_CHECKING:
     from ..data import Audit, Item, Sample
@@ -51,10 +51,10 @@ def _items(given: dict[str, Any]) -> tuple[Any, Iterator[Item]]:
     import datetime
 
     from ...models.decoder import text_config
-    from ...models.loading import ModelSource, load_config
+    from ...models.loading import load_config
     from ..data import Tokeniser, tokenise
 
-    source = ModelSource(given["model"], given["revision"], trust_remote_code=given["trust_remote_code"])
+    source = model_source(given)
     text = text_settings(given)
     vocab_rows = getattr(text_config(load_config(source)), "vocab_size", None)
     today = datetime.date.today().isoformat()

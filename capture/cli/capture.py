@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import layer_ids, model_options, text_options, text_settings
+from .options import (
+    compute_options,
+    layer_ids,
+    model_options,
+    model_source,
+    quiet_option,
+    tap_options,
+    text_options,
+    text_settings,
+)
 
 if TYPE_CHECKING:
     from ..run import RunSummary
@@ -16,25 +25,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_options
+@compute_options
+@tap_options
 @text_options
-@click.option(
-    "--layer-ids", "ids", metavar="I,J,...", help="Decoder layers, such as 1,14,26 (see `hiddentap layers M`)."
-)
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="OUT", help="Folder to fill.")
-@click.option(
-    "--convention",
-    type=click.Choice(["layer_output", "boundary"]),
-    default="layer_output",
-    show_default=True,
-    help="What a layer id k means: the output of 0-based layer k, or the state after k layers.",
-)
-@click.option(
-    "--final",
-    type=click.Choice(["none", "pre", "post", "both"]),
-    default="pre",
-    show_default=True,
-    help="Store what enters (pre) or leaves (post) the final norm too.",
-)
 @click.option(
     "--ids-of", metavar="SYSTEM", help="Whose ids they are: vllm, specforge, deepspec, ... (see `hiddentap layers M`)."
 )
@@ -59,20 +53,10 @@ if TYPE_CHECKING:
     help="Store the K largest logits of each row, their ids and the log-sum-exp.",
 )
 @click.option(
-    "--dtype",
-    type=click.Choice(["auto", "bfloat16", "float16", "float32"]),
-    default="auto",
-    show_default=True,
-    help="How the model computes; auto: as its config says.",
-)
-@click.option(
     "--store-dtype",
     type=click.Choice(["bfloat16", "float16", "float32"]),
     help="How rows are stored.  [default: as computed]",
 )
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, ...")
-@click.option("--device-map", metavar="MAP", help="Spread the model over devices, such as auto (needs accelerate).")
-@click.option("--attn-implementation", metavar="NAME", help="eager, sdpa, flash_attention_2, ...")
 @click.option(
     "--batch-tokens",
     type=click.IntRange(1),
@@ -99,7 +83,7 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", is_flag=True, help="Only say what the run would capture, fill and take.")
 @click.option("--force", is_flag=True, help="Start even if the disk has too little room.")
-@click.option("--quiet", is_flag=True, help="No progress and no summary.")
+@quiet_option
 def capture(**given: Any) -> int:
     """Run M over the conversations in F and write the hidden states of its layers to OUT.
 
@@ -144,14 +128,10 @@ def _dry_run(settings: Any) -> int:
 
 
 def _settings(given: dict[str, Any]) -> Any:
-    from ...models.loading import ModelSource
     from ..run import CaptureSettings
 
     return CaptureSettings(
-        model=ModelSource(
-            given["model"], given["revision"], given["dtype"], given["device"], given["device_map"],
-            given["attn_implementation"], given["trust_remote_code"],
-        ),
+        model=model_source(given),
         data=given["data"],
         out=given["out"],
         layer_ids=layer_ids(given["ids"]),  # type: ignore[arg-type]  # the check of layer ids names what is no integer

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .options import quiet_option
+
 if TYPE_CHECKING:
     from ..formats import ExportSummary
 
@@ -67,7 +69,7 @@ ALGORITHMS = ("eagle3", "dflash", "domino", "dspark")
     help="Leave out samples with fewer supervised tokens.",
 )
 @click.option("--compress", is_flag=True, help="Gzip each file (specforge).")
-@click.option("--quiet", is_flag=True, help="No progress and no summary.")
+@quiet_option
 def export(quiet: bool, **given: Any) -> int:
     """Write the capture OUT as another trainer's files. The same command goes on where an earlier one stopped."""
     from ..formats import ExportSettings, export_dataset

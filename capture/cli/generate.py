@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import layer_ids, model_options, template_arguments, template_text
+from .options import (
+    compute_options,
+    input_options,
+    layer_ids,
+    model_options,
+    model_source,
+    quiet_option,
+    tap_options,
+    template_arguments,
+    template_text,
+)
 
 if TYPE_CHECKING:
     from ..sampling.dataset_run import GenerationSettings, GenerationSummary
@@ -15,27 +25,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_options
-@click.option(
-    "--data", multiple=True, required=True, metavar="F", help="Prompts: .jsonl, .jsonl.gz, .json, or a data set."
-)
-@click.option(
-    "--layer-ids", "ids", metavar="I,J,...", help="Decoder layers, such as 1,14,26 (see `hiddentap layers M`)."
-)
+@compute_options
+@tap_options
+@input_options
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="OUT", help="Empty or new folder.")
-@click.option(
-    "--convention",
-    type=click.Choice(["layer_output", "boundary"]),
-    default="layer_output",
-    show_default=True,
-    help="What a layer id k means: the output of 0-based layer k, or the state after k layers.",
-)
-@click.option(
-    "--final",
-    type=click.Choice(["none", "pre", "post", "both"]),
-    default="pre",
-    show_default=True,
-    help="Store what enters (pre) or leaves (post) the final norm too.",
-)
 @click.option(
     "--max-new-tokens", type=click.IntRange(1), default=128, show_default=True, help="Most tokens of an answer."
 )
@@ -89,20 +82,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Rows after which a shard is sealed.",
 )
-@click.option("--chat-template", type=click.Path(path_type=Path), metavar="FILE", help="Use this template.")
-@click.option("--template-arg", multiple=True, metavar="K=V", help="Template argument, such as enable_thinking=false.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Read only the first N input rows.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "bfloat16", "float16", "float32"]),
-    default="auto",
-    show_default=True,
-    help="How the model computes; auto: as its config says.",
-)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, ...")
-@click.option("--device-map", metavar="MAP", help="Spread the model over devices, such as auto (needs accelerate).")
-@click.option("--attn-implementation", metavar="NAME", help="eager, sdpa, flash_attention_2, ...")
-@click.option("--quiet", is_flag=True, help="No progress and no summary.")
+@quiet_option
 def generate(**given: Any) -> int:
     """Let M answer the prompts in F; write its hidden states and what was sampled from each position to OUT.
 
@@ -124,15 +104,11 @@ def generate(**given: Any) -> int:
 
 
 def _settings(given: dict[str, Any]) -> GenerationSettings:
-    from ...models.loading import ModelSource
     from ..sampling.dataset_run import GenerationSettings
     from ..sampling.generation_run import GenerationOptions
 
     return GenerationSettings(
-        model=ModelSource(
-            given["model"], given["revision"], given["dtype"], given["device"], given["device_map"],
-            given["attn_implementation"], given["trust_remote_code"],
-        ),
+        model=model_source(given),
         data=given["data"],
         out=given["out"],
         layer_ids=layer_ids(given["ids"]),  # type: ignore[arg-type]  # the check of layer ids names what is no integer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .export import LAYOUTS
-from .options import layer_ids
+from .options import layer_ids, quiet_option
 
 if TYPE_CHECKING:
     from ..formats import ImportSummary
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--shard-rows", type=click.IntRange(1), default=262_144, show_default=True, help="Rows at which a shard is full."
 )
-@click.option("--quiet", is_flag=True, help="No progress and no summary.")
+@quiet_option
 def import_(quiet: bool, ids: str | None, **given: Any) -> int:
     """Read another trainer's files in DIR into shards in OUT, for `hiddentap verify` to check and `export` to write again.
 

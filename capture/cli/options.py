@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from ...models.loading import ModelSource
     from ..run import TextSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _INTEGER = re.compile(r"[+-]?\d+")
+_COMPUTE = ("dtype", "device", "device_map", "attn_implementation")
 
 
 def layer_ids(text: str | None) -> tuple[int | str, ...] | None:
@@ -67,6 +69,14 @@ def text_settings(given: Mapping[str, Any]) -> TextSettings:
     )
 
 
+def model_source(given: Mapping[str, Any]) -> ModelSource:
+    """What `model_options` and `compute_options` were given; without the latter, the model as its config says."""
+    from ...models.loading import ModelSource
+
+    names = ("revision", "trust_remote_code", *_COMPUTE)
+    return ModelSource(given["model"], **{name: given[name] for name in names if name in given})
+
+
 def model_options(function: Command) -> Command:
     """Which model."""
     return _with(
@@ -77,11 +87,54 @@ def model_options(function: Command) -> Command:
     )
 
 
-def text_options(function: Command) -> Command:
-    """How input rows become tokens."""
+def compute_options(function: Command) -> Command:
+    """How the model computes, and where."""
+    return _with(
+        function,
+        click.option(
+            "--dtype", type=click.Choice(["auto", "bfloat16", "float16", "float32"]), default="auto", show_default=True,
+            help="How the model computes; auto: as its config says.",
+        ),
+        click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, ..."),
+        click.option("--device-map", metavar="MAP", help="Spread the model over devices, such as auto (needs accelerate)."),
+        click.option("--attn-implementation", metavar="NAME", help="eager, sdpa, flash_attention_2, ..."),
+    )  # fmt: skip
+
+
+def tap_options(function: Command) -> Command:
+    """Which layers, what their ids mean, and which states of the final norm."""
+    return _with(
+        function,
+        click.option(
+            "--layer-ids", "ids", metavar="I,J,...", help="Decoder layers, such as 1,14,26 (see `hiddentap layers M`)."
+        ),
+        click.option(
+            "--convention", type=click.Choice(["layer_output", "boundary"]), default="layer_output", show_default=True,
+            help="What a layer id k means: the output of 0-based layer k, or the state after k layers.",
+        ),
+        click.option(
+            "--final", type=click.Choice(["none", "pre", "post", "both"]), default="pre", show_default=True,
+            help="Store what enters (pre) or leaves (post) the final norm too.",
+        ),
+    )  # fmt: skip
+
+
+def input_options(function: Command) -> Command:
+    """Which rows are read, and how a conversation is rendered."""
     return _with(
         function,
         click.option("--data", multiple=True, required=True, metavar="F", help="Input: .jsonl, .jsonl.gz, .json, or a data set."),
+        click.option("--limit", type=click.IntRange(1), metavar="N", help="Read only the first N input rows."),
+        click.option("--chat-template", type=click.Path(path_type=Path), metavar="FILE", help="Use this template."),
+        click.option("--template-arg", multiple=True, metavar="K=V", help="Template argument, such as enable_thinking=false."),
+    )  # fmt: skip
+
+
+def text_options(function: Command) -> Command:
+    """How whole conversations become tokens and loss masks."""
+    return _with(
+        function,
+        input_options,
         click.option("--max-length", type=click.IntRange(1), default=4096, show_default=True, help="Most tokens of a sample."),
         click.option(
             "--on-too-long", type=click.Choice(["truncate", "drop"]), default="truncate", show_default=True,
@@ -91,13 +144,15 @@ def text_options(function: Command) -> Command:
             "--loss-on", type=click.Choice(["assistant", "all"]), default="assistant", show_default=True,
             help="Which tokens the loss mask marks; rows of plain text are marked throughout.",
         ),
-        click.option("--chat-template", type=click.Path(path_type=Path), metavar="FILE", help="Use this template."),
-        click.option("--template-arg", multiple=True, metavar="K=V", help="Template argument, such as enable_thinking=false."),
         click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Tokenising processes; 0: none."),
-        click.option("--limit", type=click.IntRange(1), metavar="N", help="Read only the first N input rows."),
         click.option("--strict", is_flag=True, help="End at the first row that is rejected or not rendered whole."),
         click.option("--allow-rejects", is_flag=True, help="Go on even if loss masks fail on more than 5 % of the rows."),
     )  # fmt: skip
+
+
+def quiet_option(function: Command) -> Command:
+    """Whether anything is said."""
+    return _with(function, click.option("--quiet", is_flag=True, help="No progress and no summary."))
 
 
 def _with(function: Command, *options: Callable[[Command], Command]) -> Command:
