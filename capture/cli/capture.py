@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 @click.option(
     "--adapter", metavar="NAME", help="How to read the residual stream where it is not plain; errors say which fit."
 )
-@click.option("--head", is_flag=True, help="Write final norm, lm_head and embeddings to OUT/head.")
 @click.option(
     "--top-logits",
     type=click.IntRange(0),

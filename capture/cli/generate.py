@@ -115,6 +115,7 @@ def _settings(given: dict[str, Any]) -> GenerationSettings:
         params=_params(given),
         convention=given["convention"],
         final=given["final"],
+        head=given["head"],
         options=GenerationOptions(
             given["prompt_lookup"], given["prefill_chunk"], given["max_batch"], given["sampling_mask_max_tokens"],
             given["shard_rows"],

@@ -102,7 +102,7 @@ def compute_options(function: Command) -> Command:
 
 
 def tap_options(function: Command) -> Command:
-    """Which layers, what their ids mean, and which states of the final norm."""
+    """Which layers, what their ids mean, which states of the final norm, and whether its weights too."""
     return _with(
         function,
         click.option(
@@ -116,6 +116,7 @@ def tap_options(function: Command) -> Command:
             "--final", type=click.Choice(["none", "pre", "post", "both"]), default="pre", show_default=True,
             help="Store what enters (pre) or leaves (post) the final norm too.",
         ),
+        click.option("--head", is_flag=True, help="Write final norm, lm_head and embeddings to OUT/head."),
     )  # fmt: skip
 
 

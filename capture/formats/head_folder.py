@@ -30,7 +30,7 @@ LOGIT_FIELDS = (
 
 
 class HeadFolder:
-    """A folder that `capture --head` wrote, which may be missing; read at the first need.
+    """A folder that `--head` wrote, which may be missing; read at the first need.
 
     Raises, from everything that it is asked for, FormatError naming what needs it where it is not there.
     """

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ...hooks import Final
+from ...models.head import save_head
 from ...models.layer_ids import Convention, check_layer_ids
 from ...models.loading import LoadedModel, ModelSource, load_model
 from ..data import TokeniseOptions, Tokeniser, identity_of, source_identity
 from ..data.sources import read_rows
+from ..store import OutputFolder
 from .cached_model import CachedModel, cached_model
 from .dataset_prompts import DatasetPrompts, dataset_prompts
 from .generation_progress import GenerationProgress, SilentGeneration
@@ -29,7 +31,7 @@ from .shard_sink import ShardSink, require_empty, shard_sink
 class GenerationSettings:
     """One generation over a data set.
 
-    model, data, out, layer_ids, convention, final: as those of an offline capture.
+    model, data, out, layer_ids, convention, final, head: as those of an offline capture.
     params: of every row; row i samples with its seed + i.
     options: how steps are made.
     chat_template, template_args: of conversations.
@@ -43,6 +45,7 @@ class GenerationSettings:
     params: SamplingParams
     convention: Convention = "layer_output"
     final: Final = "none"
+    head: bool = False
     options: GenerationOptions = field(default_factory=GenerationOptions)
     chat_template: str | None = None
     template_args: Mapping[str, Any] = field(default_factory=dict)
@@ -84,7 +87,7 @@ def generate_dataset(settings: GenerationSettings, progress: GenerationProgress 
 
     Raises:
         UsageError: settings, ids, data or a folder that cannot be used; `StepError` where the model cannot be run so.
-        RunError: the run failed; sealed shards stay.
+        RunError: the run failed; sealed shards stay. `HeadError` is one.
     """
     progress = progress or SilentGeneration()
     require_empty(settings.out)
@@ -103,6 +106,9 @@ def generate_dataset(settings: GenerationSettings, progress: GenerationProgress 
         about = {"tokenisation": identity_of(tokeniser).as_dict(), **_data_identity(settings)}
         identity = generation_identity(model, settings.convention, [settings.params], steps, loaded, about)
         with shard_sink(settings.out, columns, identity, settings.options.shard_rows) as sink:
+            if settings.head:
+                folder = OutputFolder(settings.out).head
+                save_head(folder, loaded.model, model.norm_path, trust_remote_code=settings.model.trust_remote_code)
             progress.started(len(requests))
             run.loop(steps, sink.add, progress=progress).run(requests)
             counts = sink.finish(found.rejects)

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hiddentap import CapturedDataset
+from hiddentap.models.head import load_head
 from support.architectures import build
 from support.generation import PlainForward, greedy, row_error
 from support.model_folder import CHATS, llama_folder, model_folder, write_rows
@@ -149,6 +150,20 @@ def test_nothing_captured_is_code_1(run, llama: Path, tmp_path: Path) -> None:
     assert code == 1
     assert "0 captured, 1 rejected" in out
     assert len(CapturedDataset(tmp_path / "out")) == 0
+
+
+def test_the_head_turns_stored_rows_into_the_models_logits(run, llama: Path, data: Path, tmp_path: Path) -> None:
+    assert run(*common(llama, data, tmp_path), "--head", "--quiet")[0] == 0
+    head, item = load_head(tmp_path / "out/head"), CapturedDataset(tmp_path / "out")[3]
+    model = AutoModelForCausalLM.from_pretrained(llama).eval()
+    with torch.no_grad():
+        logits = model(item["input_ids"][None], use_cache=False).logits[0]
+    torch.testing.assert_close(head.lm_head(head.norm(item["pre_norm"])), logits, rtol=1e-4, atol=1e-5)
+
+
+def test_without_head_none_is_written(run, llama: Path, data: Path, tmp_path: Path) -> None:
+    assert run(*common(llama, data, tmp_path), "--quiet")[0] == 0
+    assert not (tmp_path / "out/head").exists()
 
 
 def test_quiet_says_nothing(run, llama: Path, data: Path, tmp_path: Path) -> None:
