@@ -80,6 +80,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="What becomes of samples with rows that are not finite or all zero.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["hf"]),
+    default="hf",
+    show_default=True,
+    help="What runs the forwards; hf: the Hugging Face model in this process.",
+)
 @click.option("--dry-run", is_flag=True, help="Only say what the run would capture, fill and take.")
 @click.option("--force", is_flag=True, help="Start even if the disk has too little room.")
 @quiet_option
@@ -150,6 +157,7 @@ def _settings(given: dict[str, Any]) -> Any:
         shard_rows=given["shard_rows"],
         on_bad_values=given["on_bad_values"],
         force=given["force"],
+        engine=given["engine"],
     )  # fmt: skip
 
 

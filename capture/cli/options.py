@@ -64,7 +64,7 @@ def text_settings(given: Mapping[str, Any]) -> TextSettings:
         template_args=template_arguments(given["template_arg"]),
         strict=given["strict"],
         limit=given["limit"],
-        workers=given["workers"],
+        workers=given["tokenise_workers"],
         allow_rejects=given["allow_rejects"],
     )
 
@@ -145,7 +145,10 @@ def text_options(function: Command) -> Command:
             "--loss-on", type=click.Choice(["assistant", "all"]), default="assistant", show_default=True,
             help="Which tokens the loss mask marks; rows of plain text are marked throughout.",
         ),
-        click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Tokenising processes; 0: none."),
+        click.option(
+            "--tokenise-workers", type=click.IntRange(0), default=0, show_default=True, metavar="N",
+            help="Tokenising processes; 0: none.",
+        ),
         click.option("--strict", is_flag=True, help="End at the first row that is rejected or not rendered whole."),
         click.option("--allow-rejects", is_flag=True, help="Go on even if loss masks fail on more than 5 % of the rows."),
     )  # fmt: skip

@@ -16,6 +16,7 @@ from ...models.loading import ModelSource
 from ..data import TokeniseOptions
 from .layer_choice import LayerChoice
 
+EngineName = Literal["hf"]
 CompileMode = Literal["auto", "on", "off"]
 OnBadValues = Literal["reject", "raise", "keep"]
 STORE_DTYPES: Mapping[str, torch.dtype] = {
@@ -85,6 +86,7 @@ class CaptureSettings:
         shard_rows: most rows of one shard; a longer sample has a shard of its own.
         on_bad_values: what becomes of a sample with rows that are not finite or all zero.
         force: start even if the disk has too little room for the whole run.
+        engine: what runs the forwards; ``hf``: the Hugging Face model in this process.
     """
 
     model: ModelSource
@@ -107,6 +109,7 @@ class CaptureSettings:
     shard_rows: int = 262_144
     on_bad_values: OnBadValues = "reject"
     force: bool = False
+    engine: EngineName = "hf"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out))
@@ -115,6 +118,8 @@ class CaptureSettings:
             raise UsageError("no data was given; expected at least one file or data set.")
         if self.store_dtype is not None and self.store_dtype not in STORE_DTYPES:
             raise UsageError(f"store_dtype must be one of {', '.join(STORE_DTYPES)}; got {self.store_dtype!r}.")
+        if self.engine not in get_args(EngineName):
+            raise UsageError(f"engine must be one of {', '.join(get_args(EngineName))}; got {self.engine!r}.")
         if self.on_bad_values not in get_args(OnBadValues):
             raise UsageError(f"on_bad_values must be reject, raise or keep; got {self.on_bad_values!r}.")
         for name in ("batch_tokens", "shard_rows"):
