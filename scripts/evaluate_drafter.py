@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """Measures drafters: tokens per step that the target accepts on held-out prompts, through transformers' own generate().
 
-    python scripts/evaluate_drafter.py --model M --drafter DRAFTER --prompts held-out.jsonl --compare
+    python scripts/evaluate_drafter.py --model M --drafter SEED-0 --drafter SEED-1 --prompts held-out.jsonl --compare
 
-Greedy decoding; each output is compared with plain greedy decoding, token by token. With --compare each drafter is also served
-with the target's layers shifted by one (what a mistaken layer id does) and, for the floor, with random weights in its place.
+Greedy decoding; each output is compared with plain greedy decoding, token by token, which is done once for all drafters. With
+--compare each drafter is also served with the target's layers shifted (what a mistaken layer id does) and, for the floor, with
+random weights in its place.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ import click
 import torch
 from torch import Tensor
 from training.acceptance import Acceptance, accepted, plain_greedy
+from training.comparison import compare, standard_error
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
+
+AS_TRAINED = "as trained"
 
 
 @click.command(context_settings={"show_default": True})
@@ -33,43 +37,81 @@ from transformers.utils import logging
 @click.option(
     "--dtype", default="float32", type=click.Choice(["float32", "bfloat16"]), help="float32: outputs can be equal."
 )
-@click.option("--compare", is_flag=True, help="Also serve shifted by one layer, and untrained.")
-@click.option("--shift", default=-1, type=int, help="Layers to shift by in --compare.")
+@click.option("--compare", "with_others", is_flag=True, help="Also serve shifted by --shift layers, and untrained.")
+@click.option("--shift", "shifts", multiple=True, default=(-1, 1), type=int, help="Layers to shift by in --compare.")
 def main(
-    model_name: str, folders: tuple[Path, ...], prompts: Path, limit: int | None, max_new_tokens: int, dtype: str, compare: bool,
-    shift: int,
+    model_name: str, folders: tuple[Path, ...], prompts: Path, limit: int | None, max_new_tokens: int, dtype: str,
+    with_others: bool, shifts: tuple[int, ...],
 ) -> None:  # fmt: skip
-    """Print one line per drafter and way of serving it."""
+    """Print one line per way of serving and drafter, and how sure the differences are."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(model_name, dtype=getattr(torch, dtype)).eval()
+    others = shifts if with_others else None
     served = {
-        f"{folder.name} {way}": drafter
+        (way, folder.name): drafter
         for seed, folder in enumerate(folders)
-        for way, drafter in ways(load_drafter(folder, model.dtype), compare, shift, seed)
+        for way, drafter in ways(load_drafter(folder, model.dtype), others, seed)
     }
-    counts = dict.fromkeys(served, Acceptance())
+    counts: dict[tuple[str, str], list[Acceptance]] = {key: [] for key in served}
     with click.progressbar(list(read_prompts(prompts, model_name, limit)), label="prompts", file=sys.stderr) as asked:
         for prompt in asked:
             plain = plain_greedy(model, prompt, max_new_tokens)
-            for name, drafter in served.items():
-                counts[name] += accepted(model, drafter, prompt, plain, max_new_tokens)
-    for name, count in counts.items():
-        click.echo(
-            f"{name:<28} {count.length:.3f} tokens per step ({count.tokens} tokens in {count.steps} steps), "
-            f"output equal to plain greedy on {count.equal} of {count.prompts} prompts"
-        )
+            for key, drafter in served.items():
+                counts[key].append(accepted(model, drafter, prompt, plain, max_new_tokens))
+    for line in report(counts):
+        click.echo(line)
+
+
+def report(counts: Mapping[tuple[str, str], Sequence[Acceptance]]) -> Iterator[str]:
+    """Lines about {(way, drafter): a count per prompt}: what each drafter took, and what it took more as trained."""
+    by_way = grouped(counts)
+    for way, drafters in by_way.items():
+        yield from (count_line(way, name, each) for name, each in drafters.items())
+    trained = by_way.pop(AS_TRAINED)
+    for way, drafters in by_way.items():
+        yield from (difference_line(way, name, trained[name], each) for name, each in drafters.items())
+
+
+def grouped(counts: Mapping[tuple[str, str], Sequence[Acceptance]]) -> dict[str, dict[str, Sequence[Acceptance]]]:
+    """Way -> drafter -> a count per prompt; several drafters are also added up, prompt by prompt."""
+    by_way: dict[str, dict[str, Sequence[Acceptance]]] = {}
+    for (way, drafter), each in counts.items():
+        by_way.setdefault(way, {})[drafter] = each
+    for drafters in by_way.values():
+        if len(drafters) > 1:
+            of_prompts = zip(*drafters.values(), strict=True)
+            drafters[f"all {len(drafters)}"] = [sum(of_prompt, Acceptance()) for of_prompt in of_prompts]
+    return by_way
+
+
+def count_line(way: str, drafter: str, each: Sequence[Acceptance]) -> str:
+    """What one drafter took, served one way."""
+    count = sum(each, Acceptance())
+    return (
+        f"{drafter} {way}: {count.length:.3f} +- {standard_error(each):.3f} tokens per step "
+        f"({count.tokens} tokens in {count.steps} steps), output equal to plain greedy {count.equal} of {count.prompts} times"
+    )
+
+
+def difference_line(way: str, drafter: str, trained: Sequence[Acceptance], each: Sequence[Acceptance]) -> str:
+    """What it took more as trained, and how sure that is."""
+    found = compare(trained, each)
+    return (
+        f"{drafter} {AS_TRAINED} less {way}: {found.difference:+.3f} (95 % interval {found.low:+.3f} to {found.high:+.3f}), "
+        f"more on {found.better} prompts, less on {found.worse}, sign test p = {found.p_value:.1g}"
+    )
 
 
 def load_drafter(folder: Path, dtype: torch.dtype) -> Any:
     return AutoModel.from_pretrained(folder, dtype=dtype).eval()
 
 
-def ways(drafter: Any, compare: bool, shift: int, seed: int) -> Iterator[tuple[str, Any]]:
-    """The drafter as trained and, where asked for, shifted and untrained."""
-    yield "as trained", drafter
-    if compare:
-        yield f"layers {shift:+d}", shifted(drafter, shift)
+def ways(drafter: Any, shifts: Sequence[int] | None, seed: int) -> Iterator[tuple[str, Any]]:
+    """The drafter as trained and, where shifts are given, shifted by each of them and untrained."""
+    yield AS_TRAINED, drafter
+    if shifts is not None:
+        yield from ((f"layers {shift:+d}", shifted(drafter, shift)) for shift in shifts)
         yield "untrained", untrained(drafter, seed)
 
 

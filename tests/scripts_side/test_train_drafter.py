@@ -107,6 +107,8 @@ def test_evaluation_says_tokens_per_step_and_equal_outputs(tmp_path: Path, train
         "--limit", "2", "--compare",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["trained as trained", "trained layers -1", "trained untrained"]
-    assert all("output equal to plain greedy on 2 of 2 prompts" in line for line in lines)
+    counted, differences = done.stdout.splitlines()[:4], done.stdout.splitlines()[4:]
+    ways = ["as trained", "layers -1", "layers +1", "untrained"]
+    assert [line.split(":")[0] for line in counted] == [f"trained {way}" for way in ways]
+    assert all("output equal to plain greedy 2 of 2 times" in line for line in counted)
+    assert [line.split(":")[0] for line in differences] == [f"trained as trained less {way}" for way in ways[1:]]
