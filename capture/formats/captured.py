@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...models.errors import RunError, UsageError
-from ..store import Manifest, OutputFolder, Shard
+from ..store import Manifest, OutputFolder
+from ..store.sample_places import SamplePlaces
 from ..store.shard import open_and_close
 from .errors import FormatError
 from .taps import TapInfo
 
-OPEN_FILES = 64
 AUX = "aux_hidden_states"
 
 
@@ -34,10 +33,9 @@ class Captured:
     """The captured samples of an output folder.
 
     Only the columns that are asked for are read, so that a pass over the loss masks does not read hidden states.
-    Keeps 24 bytes per sample in memory.
+    Keeps 16 bytes per sample in memory.
 
     Attributes:
-        lengths: (N,) int64, rows of each sample.
         metadata: what the shards say of model and taps.
 
     Raises:
@@ -52,26 +50,23 @@ class Captured:
             raise RunError(f"{path}: the capture is not complete; finish it by running it again, then export it.")
         self.path = path
         self.fingerprint = hashlib.sha256(folder.manifest_path.read_bytes()).hexdigest()
-        self._shards = [open_and_close(path / entry.file) for entry in manifest.shards]
-        self._opened: OrderedDict[int, None] = OrderedDict()
-        if not sum(shard.M for shard in self._shards):
+        self._places = SamplePlaces([open_and_close(path / entry.file) for entry in manifest.shards])
+        if not len(self._places):
             raise UsageError(f"{path} holds no sample, so there is nothing to export.")
-        self.metadata: dict[str, Any] = self._shards[0].metadata
+        first = self._places.shards[0]
+        self.metadata: dict[str, Any] = first.metadata
         if "taps" not in self.metadata:
             raise UsageError(f"{path}: its shards do not say which layers they hold; capture or import them again.")
         self.taps = TapInfo.of(self.metadata)
-        self.columns = {column.name: column for column in self._shards[0].columns}
-        self._place_samples()
+        self.columns = {column.name: column for column in first.columns}
 
-    def _place_samples(self) -> None:
-        counts = [shard.M for shard in self._shards]
-        order = np.argsort(np.concatenate([shard.sample_index for shard in self._shards]), kind="stable")
-        self._shard_of = np.repeat(np.arange(len(counts), dtype=np.int32), counts)[order]
-        self._position = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])[order]
-        self.lengths: NDArray[np.int64] = np.concatenate([np.diff(s.row_offsets) for s in self._shards])[order]
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(N,) int64: rows of each sample."""
+        return self._places.lengths
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self._places)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -102,7 +97,7 @@ class Captured:
 
     def who(self, i: int) -> Who:
         """The sample's id, source and line."""
-        shard, position = self._locate(i)
+        shard, position = self._places.locate(i)
         samples = shard.samples
         return Who(samples.id(position), samples.source(position), int(samples.line[position]))
 
@@ -113,14 +108,6 @@ class Captured:
         raise FormatError(f"{self.path} holds no hidden states, only {', '.join(sorted(self.columns))}.")
 
     def _rows(self, i: int, column: str, rows: int | None = None) -> Tensor:
-        shard, position = self._locate(i)
+        shard, position = self._places.locate(i)
         start, stop = shard.row_range(position)
         return shard.rows(column, start, stop if rows is None else min(stop, start + rows))
-
-    def _locate(self, i: int) -> tuple[Shard, int]:
-        number = int(self._shard_of[i])
-        self._opened[number] = None
-        self._opened.move_to_end(number)
-        if len(self._opened) > OPEN_FILES:
-            self._shards[self._opened.popitem(last=False)[0]].close()
-        return self._shards[number], int(self._position[i])

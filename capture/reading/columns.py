@@ -16,4 +16,4 @@ def whole_column(dataset: CapturedDataset, name: str) -> Tensor:
     """
     if not len(dataset):
         raise UsageError(f"{dataset.path} holds no sample, so no {name} either.")
-    return torch.cat([shard.rows(name, 0, shard.R) for shard in dataset._shards])
+    return torch.cat([shard.rows(name, 0, shard.R) for shard in dataset.places.shards])

@@ -65,7 +65,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
     def pack_samples(self) -> list[NDArray[np.int64]]:
         """The sample indices of each pack of this rank in this epoch."""
         bits = int(np.random.SeedSequence([self.seed, self.epoch]).generate_state(1, np.uint64)[0])
-        order = epoch_order(self.dataset._shard_of, self.dataset._position, self.window, bits)
+        order = epoch_order(self.dataset.places.shard_of, self.dataset.places.position, self.window, bits)
         edges = pack_edges(self.dataset.lengths[order], self.token_budget)
         return [order[edges[i] : edges[i + 1]] for i in range(self.rank, len(edges) - 1, self.world_size)]
 

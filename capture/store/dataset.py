@@ -1,6 +1,5 @@
 """Captured samples as a torch dataset: dense, in input order, each item read straight from its shard."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +13,10 @@ from torch.utils.data import Dataset
 from ...models.errors import RunError, UsageError
 from .folder import OutputFolder
 from .manifest import Manifest
+from .sample_places import SamplePlaces
 from .samples import encode_id
 from .shard import Shard, open_and_close
 
-OPEN_FILES = 128
 _RAGGED = "sampling_mask_ids"
 _PADDING = {"output_ids": -1, "sampling_mask_lengths": -1}
 
@@ -30,31 +29,26 @@ class CapturedDataset(Dataset[dict[str, Any]]):
     have no place; the others keep their input order. Tensors own their memory. Works in DataLoader workers, forked or
     spawned. Keeps 32 bytes per sample in memory and at most 128 files open.
 
+    places: which shard each sample is in, and where.
+
     allow_incomplete: take the sealed shards of a capture that is still running or was stopped.
     Raises RunError for an incomplete capture otherwise, and ShardError for a damaged shard.
     """
 
     def __init__(self, path: str | Path, *, allow_incomplete: bool = False) -> None:
         self.path = Path(path)
-        self._shards = _open_shards(self.path, allow_incomplete)
-        self._opened: OrderedDict[int, None] = OrderedDict()
-        self._place_samples()
+        self.places = SamplePlaces(_open_shards(self.path, allow_incomplete))
 
-    def _place_samples(self) -> None:
-        counts = [shard.M for shard in self._shards]
-        sample_index = _joined([shard.sample_index for shard in self._shards], np.int64)
-        order = np.argsort(sample_index, kind="stable")
-        self._shard_of = np.repeat(np.arange(len(counts), dtype=np.int32), counts)[order]
-        self._position = _joined([np.arange(count, dtype=np.int32) for count in counts], np.int32)[order]
-        self.lengths: NDArray[np.int64] = _joined([np.diff(shard.row_offsets) for shard in self._shards], np.int64)[
-            order
-        ]
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(M,) int64: rows of each sample."""
+        return self.places.lengths
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.places)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        shard, position = self._locate(index)
+        shard, position = self.places.locate(index)
         item: dict[str, Any] = dict(shard.sample(position))
         item["input_ids"] = item["input_ids"].long()
         item["sample_id"] = shard.samples.id(position)
@@ -65,7 +59,8 @@ class CapturedDataset(Dataset[dict[str, Any]]):
     @property
     def metadata(self) -> dict[str, Any]:
         """What the first shard says about model, taps and mode; {} without shards."""
-        return self._shards[0].metadata if self._shards else {}
+        shards = self.places.shards
+        return shards[0].metadata if shards else {}
 
     def index_of(self, sample_id: str) -> int:
         """The index of the sample with this id.
@@ -102,7 +97,7 @@ class CapturedDataset(Dataset[dict[str, Any]]):
         return batch
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_opened": OrderedDict()}
+        state = dict(self.__dict__)
         # Text hashes differ between processes.
         state.pop("_id_hashes", None)
         return state
@@ -115,19 +110,8 @@ class CapturedDataset(Dataset[dict[str, Any]]):
         return hashes[order], order
 
     def _id(self, index: int) -> str:
-        shard, position = self._locate(index)
+        shard, position = self.places.locate(index)
         return shard.samples.id(position)
-
-    def _locate(self, index: int) -> tuple[Shard, int]:
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
-            raise IndexError(f"{self.path} has {len(self)} captured samples, got {index}")
-        number = int(self._shard_of[place])
-        self._opened[number] = None
-        self._opened.move_to_end(number)
-        if len(self._opened) > OPEN_FILES:
-            self._shards[self._opened.popitem(last=False)[0]].close()
-        return self._shards[number], int(self._position[place])
 
 
 def _open_shards(path: Path, allow_incomplete: bool) -> list[Shard]:
@@ -143,10 +127,6 @@ def _open_shards(path: Path, allow_incomplete: bool) -> list[Shard]:
             "Finish it by running it again, or pass allow_incomplete=True to read what is there."
         )
     return [open_and_close(path / entry.file) for entry in manifest.shards]
-
-
-def _joined(arrays: "list[NDArray[Any]]", dtype: type[np.generic]) -> NDArray[Any]:
-    return np.concatenate(arrays) if arrays else np.empty(0, dtype)
 
 
 def _padded(rows: list[torch.Tensor], value: int) -> torch.Tensor:

@@ -152,5 +152,5 @@ def test_what_is_sealed_stays_when_a_generation_fails_and_the_rest_goes(tmp_path
         CapturedDataset(tmp_path / "out")
     left = CapturedDataset(tmp_path / "out", allow_incomplete=True)
     assert 1 <= len(left) <= 4
-    assert [path.suffix for path in (tmp_path / "out/shards").iterdir()] == [".safetensors"] * len(left._shards)
+    assert [path.suffix for path in (tmp_path / "out/shards").iterdir()] == [".safetensors"] * len(left.places.shards)
     assert hooks_of(lively("llama")) == hooks

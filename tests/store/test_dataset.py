@@ -20,8 +20,8 @@ from hiddentap.capture.store import (
     PlanWriter,
     ShardError,
     capture_columns,
-    dataset,
     generation_columns,
+    sample_places,
 )
 from hiddentap.models.errors import RunError, UsageError
 from support.shards import open_files, write_shard
@@ -171,7 +171,7 @@ def test_a_single_shard_file_is_a_dataset_of_its_own(tmp_path: Path) -> None:
 
 
 def test_few_files_stay_open_and_every_item_still_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset, "OPEN_FILES", 1)
+    monkeypatch.setattr(sample_places, "OPEN_FILES", 1)
     data = CapturedDataset(make_folder(tmp_path / "out"))
     assert open_files(tmp_path) == 0
     for _ in range(2):
