@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from ...models.errors import UsageError
-from .columns import ROWS, SAMPLING_MASK, Column, item_bytes
+from .columns import ROWS, SAMPLING_MASK, Column
 from .diskio import array_bytes, read_all
 from .errors import ShardError
 from .header import METADATA_KEY, Header, TensorEntry, read_header
@@ -20,6 +21,18 @@ from .layout import CHECKSUMS, MASK_OFFSETS, own_tensors
 from .record import SealRecord, header_checksum
 from .rejects import Reject
 from .samples import ShardSamples
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A column in the file: `start` is a file offset, `length` counts entries of `shape`."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    length: int
+    entry_bytes: int
+    by_rows: bool
 
 
 class Shard:
@@ -40,6 +53,7 @@ class Shard:
             self._header = read_header(self._open(), self.path)
             self._record = _read_record(self._header, self.path)
             self.columns = _read_columns(self._header, self._record, self.path)
+            self._placed = {column.name: self._place(column) for column in self.columns}
             self.M = self._checked_samples()
             self.R = self._checked_rows()
         except BaseException:
@@ -106,27 +120,21 @@ class Shard:
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Entries start..stop of a column: (stop-start, *shape), in memory of its own."""
-        entry = self._entry(name)
-        if not 0 <= start <= stop <= entry.shape[0]:
-            raise UsageError(f"{self.path.name}: {name} has entries 0:{entry.shape[0]}, asked for {start}:{stop}.")
-        shape = (stop - start, *entry.shape[1:])
-        size = item_bytes(entry.dtype, shape)
-        if size == 0:
-            return torch.empty(shape, dtype=entry.dtype)
-        # numpy allocates, torch wraps: half the time of the other way round (2.4 against 4.2 us for a small read).
-        data = np.empty(size, np.uint8)
-        offset = self._header.data_start + entry.start + start * (size // shape[0])
-        read_all(self._open(), data.data, offset, self.path)
-        return torch.frombuffer(data, dtype=entry.dtype).view(shape)
+        placed = self._placed.get(name)
+        if placed is None:
+            raise UsageError(f"{self.path.name} has columns {sorted(self._placed)}, not {name!r}.")
+        if not 0 <= start <= stop <= placed.length:
+            raise UsageError(f"{self.path.name}: {name} has entries 0:{placed.length}, asked for {start}:{stop}.")
+        return self._read(placed, start, stop)
 
     def sample(self, position: int) -> dict[str, torch.Tensor]:
         """Every column's entries of the sample at `position`."""
         start, stop = self.row_range(position)
         return {
-            column.name: self.rows(column.name, start, stop)
-            if column.axis == ROWS
-            else self.rows(column.name, *self.column_range(column, position))
-            for column in self.columns
+            name: self._read(placed, start, stop)
+            if placed.by_rows
+            else self._read(placed, *self._range(self.mask_offsets, position))
+            for name, placed in self._placed.items()
         }
 
     def close(self) -> None:
@@ -163,10 +171,20 @@ class Shard:
                 raise ShardError(f"{self.path}: cannot be opened ({error.strerror}).") from error
         return self._fd
 
-    def _entry(self, name: str) -> TensorEntry:
-        if name not in self._record.columns:
-            raise UsageError(f"{self.path.name} has columns {sorted(self._record.columns)}, not {name!r}.")
-        return self._header.entries[name]
+    def _place(self, column: Column) -> _Placed:
+        entry = self._header.entries[column.name]
+        start = self._header.data_start + entry.start
+        return _Placed(column.dtype, column.shape, start, entry.shape[0], column.row_bytes, column.axis == ROWS)
+
+    def _read(self, placed: _Placed, start: int, stop: int) -> torch.Tensor:
+        """Entries start..stop; everything about the column is at hand, since this runs for every column of every sample."""
+        if stop == start or placed.entry_bytes == 0:
+            return torch.empty((stop - start, *placed.shape), dtype=placed.dtype)
+        # numpy allocates, torch wraps: half the time of the other way round (2.4 against 4.2 us for a small read).
+        data = np.empty((stop - start) * placed.entry_bytes, np.uint8)
+        read_all(self._open(), data.data, placed.start + start * placed.entry_bytes, self.path)
+        flat = torch.frombuffer(data, dtype=placed.dtype)
+        return flat.view(stop - start, *placed.shape) if placed.shape else flat
 
     def _range(self, offsets: NDArray[np.int64], position: int) -> tuple[int, int]:
         if not 0 <= position < self.M:

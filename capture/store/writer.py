@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -70,11 +71,14 @@ class PlannedShardWriter:
         twice; nothing of the call is written then. Raises DiskFullError where the file cannot grow.
         """
         checked = [self._checked_rows(name, tensor, row_start) for name, tensor in rows.items()]
-        for place, stop, data in checked:
-            column = self._layout.columns[place]
-            self._file.write(data, self._layout.start(column.name) + row_start * column.row_bytes)
-            self._written[place, row_start:stop] = True
-            self._sum_whole_samples(place, row_start, stop, data)
+        # Checksums are made beside the writes: both let other threads run, and neither needs the other.
+        with ThreadPoolExecutor(1, "hiddentap-checksums") as summing:
+            for place, stop, data in checked:
+                column = self._layout.columns[place]
+                summed = summing.submit(self._sum_whole_samples, place, row_start, stop, data)
+                self._file.write(data, self._layout.start(column.name) + row_start * column.row_bytes)
+                self._written[place, row_start:stop] = True
+                summed.result()
 
     def reject(self, position: int, reason: str, detail: Mapping[str, Any] | None = None) -> None:
         """Take the sample at `position` out: its rows, written or not, will not be in the sealed shard."""
