@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...models.errors import RunError
 from ..outputs import DeviceAuxiliaryOutput, HostCopy, PendingHostCopy, Rows
-from ..store import Column, OutputFolder, Plan, PlannedShard, PlannedShardWriter, Shard
+from ..store import Column, OutputFolder, Plan, PlannedShard, PlannedShardWriter, Shard, ShardSamples
 from .background import Background
 from .batches import TokenBatch, batch_end, token_batch
 from .engine import Engine
@@ -59,13 +59,14 @@ class PlannedRows:
 
 
 @dataclass(frozen=True)
-class OpenShard:
-    """A shard that is being filled, and its tokens."""
+class ShardTokens:
+    """What one shard is to hold beside its hidden states; input_ids (R,) int32, loss_mask (R,) uint8, in its rows' order."""
 
     planned: PlannedShard
+    samples: ShardSamples
     ids: Sequence[str]
     input_ids: Tensor
-    writer: PlannedShardWriter
+    loss_mask: Tensor
 
 
 @dataclass
@@ -92,30 +93,27 @@ class ShardRun:
         is, and the files of the other shards are gone.
         """
         sealed: dict[int, Shard] = {}
-        unsealed: list[PlannedShardWriter] = []
+        writers: dict[int, PlannedShardWriter] = {}
         host_copy = HostCopy(self.engine.device)
         try:
             with Background(WAITING_BATCHES) as background:
                 for planned in shards:
-                    shard = self._open(planned, unsealed)
+                    shard = self._tokens_of(planned)
                     for tokens, output in self._forwards(shard):
-                        background.submit(partial(self._store, shard, tokens, host_copy.start(output)))
-                    background.submit(partial(self._seal, shard, sealed, unsealed))
+                        background.submit(partial(self._store, shard, writers, tokens, host_copy.start(output)))
+                    background.submit(partial(self._seal, planned, writers, sealed))
         finally:
-            for writer in unsealed:
+            for writer in writers.values():
                 writer.discard()
         return sealed
 
-    def _open(self, planned: PlannedShard, unsealed: list[PlannedShardWriter]) -> OpenShard:
+    def _tokens_of(self, planned: PlannedShard) -> ShardTokens:
         samples = self.plan.samples_of(planned)
-        input_ids, loss_mask = self.plan.tokens_of(planned)
-        path = self.folder.shard_path(planned.index)
-        writer = PlannedShardWriter(path, planned, samples, self.columns, self.metadata)
-        unsealed.append(writer)
-        writer.write(0, {"input_ids": input_ids, "loss_mask": loss_mask})
-        return OpenShard(planned, [samples.id(place) for place in range(planned.M)], input_ids, writer)
+        return ShardTokens(
+            planned, samples, [samples.id(place) for place in range(planned.M)], *self.plan.tokens_of(planned)
+        )
 
-    def _forwards(self, shard: OpenShard) -> Iterator[tuple[TokenBatch, DeviceAuxiliaryOutput]]:
+    def _forwards(self, shard: ShardTokens) -> Iterator[tuple[TokenBatch, DeviceAuxiliaryOutput]]:
         """Every batch of the shard with what its forward gave; a batch that does not fit the device is halved."""
         planned, first = shard.planned, 0
         while first < planned.M:
@@ -140,7 +138,7 @@ class ShardRun:
         except torch.OutOfMemoryError:
             return None
 
-    def _lower_budget(self, shard: OpenShard, tokens: TokenBatch) -> None:
+    def _lower_budget(self, shard: ShardTokens, tokens: TokenBatch) -> None:
         """After a batch that did not fit the device; raises RunError where it was one sample already."""
         positions = tokens.positions
         if self.pace is None or positions.B == 1:
@@ -154,10 +152,13 @@ class ShardRun:
             torch.accelerator.empty_cache()
         self.progress.note(f"a batch of {2 * half} positions did not fit {self.engine.device}; trying {half}")
 
-    def _store(self, shard: OpenShard, tokens: TokenBatch, pending: PendingHostCopy) -> None:
+    def _store(
+        self, shard: ShardTokens, writers: dict[int, PlannedShardWriter], tokens: TokenBatch, pending: PendingHostCopy
+    ) -> None:
+        writer = writers.get(shard.planned.index) or self._open(shard, writers)
         offsets = shard.planned.row_offsets[tokens.samples.start : tokens.samples.stop].tolist()
         requests = [
-            SampleRequest(shard.ids[place], PlannedRows(shard.writer, offset))
+            SampleRequest(shard.ids[place], PlannedRows(writer, offset))
             for place, offset in zip(tokens.samples, offsets, strict=True)
         ]
         try:
@@ -167,10 +168,17 @@ class ShardRun:
             if len(failed.exceptions) == 1:
                 raise failed.exceptions[0] from None
             raise
-        self._judge(shard, tokens, requests)
+        self._judge(writer, tokens, requests)
         self.progress.captured(tokens.positions.B, tokens.positions.T)
 
-    def _judge(self, shard: OpenShard, tokens: TokenBatch, requests: Sequence[SampleRequest]) -> None:
+    def _open(self, shard: ShardTokens, writers: dict[int, PlannedShardWriter]) -> PlannedShardWriter:
+        path = self.folder.shard_path(shard.planned.index)
+        writer = PlannedShardWriter(path, shard.planned, shard.samples, self.columns, self.metadata)
+        writers[shard.planned.index] = writer
+        writer.write(0, {"input_ids": shard.input_ids, "loss_mask": shard.loss_mask})
+        return writer
+
+    def _judge(self, writer: PlannedShardWriter, tokens: TokenBatch, requests: Sequence[SampleRequest]) -> None:
         for place, request in zip(tokens.samples, requests, strict=True):
             if not request.faults:
                 continue
@@ -181,11 +189,10 @@ class ShardRun:
                 self.progress.note(f"kept sample {request.rid!r} with {reason}")
                 continue
             detail = {"code": "bad_values", "faults": [fault.as_json() for fault in request.faults]}
-            shard.writer.reject(place, reason, detail)
+            writer.reject(place, reason, detail)
 
-    def _seal(self, shard: OpenShard, sealed: dict[int, Shard], unsealed: list[PlannedShardWriter]) -> None:
-        done = shard.writer.seal()
+    def _seal(self, planned: PlannedShard, writers: dict[int, PlannedShardWriter], sealed: dict[int, Shard]) -> None:
+        done = writers[planned.index].seal()
         done.close()  # opened again by whoever reads it; ten thousand shards are not ten thousand open files
-        unsealed.remove(shard.writer)
-        shard.writer.discard()
-        sealed[shard.planned.index] = done
+        writers.pop(planned.index).discard()
+        sealed[planned.index] = done
