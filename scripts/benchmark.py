@@ -21,12 +21,14 @@ import torch
 from benchmarking.early_stop import early_stop
 from benchmarking.figures import Figure, markdown
 from benchmarking.memory import growth, memory
+from benchmarking.operations import operations
 from benchmarking.setting import Setting
 from benchmarking.speed import speed
 from benchmarking.storage import storage
 from smollm2 import default_folder
 
 SECTIONS: dict[str, Callable[[Setting], list[Figure]]] = {
+    "operations": operations,
     "speed": speed,
     "early-stop": early_stop,
     "storage": storage,

@@ -64,7 +64,7 @@ def in_order(by_round: ByRound) -> tuple[float, ...]:
 def shown(value: float, unit: str) -> str:
     if unit in ("tokens/s", "MB/s", "positions"):
         return f"{value:,.0f}"
-    return f"{value:,.1f}" if unit in ("MB", "s") else f"{value:,.3f}"
+    return f"{value:,.1f}" if unit in ("MB", "s", "%") else f"{value:,.3f}"
 
 
 def markdown(figures: Iterable[Figure]) -> str:
