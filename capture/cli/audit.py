@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 )
 def audit(**given: Any) -> int:
     """Tokenise the input as `capture` would and say what would become of it; one sample is shown with its loss mask."""
-    from ..data import Sample
+    from ..data import RejectGate, Sample
     from ..data import audit as count_items
     from .quiet_libraries import quiet_libraries
 
@@ -40,11 +40,11 @@ def audit(**given: Any) -> int:
                     shown.append(item)
             yield item
 
-    result = count_items(watched())
+    result = count_items(watched(), RejectGate(given["allow_rejects"], strict=given["strict"]))
     show_audit(result)
     for sample in shown:
         _show_marks(tokeniser, sample)
-    return 0 if result.captured else 1
+    return 0 if result.captured and not result.ending else 1
 
 
 def _items(given: dict[str, Any]) -> tuple[Any, Iterator[Item]]:
@@ -79,6 +79,8 @@ def show_audit(result: Audit) -> None:
         first = result.first_reject[code]
         rows.append(("rejected", f"{count:,} {code}; first {first.source}:{first.line}: {first.reason}"))
     click.echo(table(rows))
+    if result.ending:
+        click.echo(f"hiddentap: a run over this input would end with: {result.ending}", err=True)
 
 
 def _show_marks(tokeniser: Any, sample: Sample) -> None:

@@ -130,7 +130,7 @@ def _dry_run(settings: Any) -> int:
             "hiddentap: the disk has too little room; make some, choose another folder, or start with --force", err=True
         )
         return 1
-    return 0 if result.audit.captured else 1
+    return 0 if result.audit.captured and not result.audit.ending else 1
 
 
 def _settings(given: dict[str, Any]) -> Any:

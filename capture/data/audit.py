@@ -2,13 +2,16 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ...models.errors import RunError
 from .items import Item, Reject, Sample
+from .reject_gate import RejectGate
 
 PERCENTILES = (0, 10, 50, 90, 99, 100)
 
@@ -20,6 +23,7 @@ class Audit:
     `rejected`: code to count, commonest first; `first_reject`: the first reject of each code. `unsupervised`: rejects
     for want of a supervised token, a part of `rejected`. `warnings`, `mask_rules`: code to count of samples.
     `length_percentiles`: percentile to tokens of a sample, after truncation; empty without samples.
+    `ending`: why a run would end with an error over these rows; empty where it would not.
     """
 
     rows: int
@@ -33,10 +37,15 @@ class Audit:
     tokens: int
     supervised_tokens: int
     length_percentiles: Mapping[int, int]
+    ending: str = ""
 
 
-def audit(items: Iterable[Item]) -> Audit:
-    """The audit of a run's items; only the lengths of samples are kept on the way."""
+def audit(items: Iterable[Item], gate: RejectGate | None = None) -> Audit:
+    """The audit of a run's items; only the lengths of samples are kept on the way.
+
+    gate: what would end the run, by default at more than 5 % of rows that the mask rules reject.
+    """
+    gate, ending = gate or RejectGate(), ""
     lengths = array("q")
     rejected: Counter[str] = Counter()
     warnings: Counter[str] = Counter()
@@ -44,6 +53,7 @@ def audit(items: Iterable[Item]) -> Audit:
     first: dict[str, Reject] = {}
     truncated = supervised = 0
     for item in items:
+        ending = ending or _refusal(partial(gate.feed, item))
         if isinstance(item, Reject):
             rejected[item.code] += 1
             first.setdefault(item.code, item)
@@ -65,7 +75,16 @@ def audit(items: Iterable[Item]) -> Audit:
         tokens=sum(lengths),
         supervised_tokens=supervised,
         length_percentiles=_percentiles(lengths),
+        ending=ending or _refusal(gate.finish),
     )
+
+
+def _refusal(step: Callable[[], None]) -> str:
+    try:
+        step()
+    except RunError as error:
+        return str(error)
+    return ""
 
 
 def marked_text(tokenizer: Any, sample: Sample) -> list[tuple[str, bool]]:

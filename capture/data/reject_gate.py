@@ -1,4 +1,4 @@
-"""The share of rows that the mask rules may reject."""
+"""How many rejected rows end a run."""
 
 from collections import Counter
 
@@ -11,13 +11,15 @@ _FIRST_CHECK = 200
 
 class RejectGate:
     """Counts items and raises RunError once the mask rules reject more than 5 % of them: a template that the rules
-    cannot read would else throw most of the data away row by row. `allow_rejects` lets everything through.
+    cannot read would else throw most of the data away row by row. `allow_rejects` lets everything through; `strict` lets
+    no reject through, whatever its reason.
 
-    Nothing is decided before 200 rows; `finish` decides over whatever was seen.
+    Shares are not judged before 200 rows; `finish` judges whatever was seen.
     """
 
-    def __init__(self, allow_rejects: bool = False) -> None:
+    def __init__(self, allow_rejects: bool = False, *, strict: bool = False) -> None:
         self._allow = allow_rejects
+        self._strict = strict
         self._rows = 0
         self._rejects: Counter[str] = Counter()
         self._first: dict[str, Reject] = {}
@@ -25,6 +27,10 @@ class RejectGate:
     def feed(self, item: Item) -> None:
         """Counts one item."""
         self._rows += 1
+        if self._strict and isinstance(item, Reject):
+            raise RunError(
+                f"{item.source}, line {item.line}: {item.reason} (strict: the first rejected row ends the run)"
+            )
         if isinstance(item, Reject) and item.code in MASK_CODES:
             self._rejects[item.code] += 1
             self._first.setdefault(item.code, item)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ...models.loading import load_model
-from ..data import Audit, Item, Sample, audit, tokenise
+from ..data import Audit, Item, RejectGate, Sample, audit, tokenise
 from .batches import TokenBatch, batch_end, token_batch
 from .engine import Engine
 from .hugging_face import attach, attached_engine
@@ -60,7 +60,8 @@ def estimate_run(settings: CaptureSettings) -> RunEstimate:
     )
     kept: list[Sample] = []
     items = tokenise(settings.data, options, workers=settings.text.workers, limit=settings.text.limit)
-    counted = audit(_keeping(items, kept))
+    gate = RejectGate(settings.text.allow_rejects, strict=settings.text.strict)
+    counted = audit(_keeping(items, kept), gate)
     dtype = STORE_DTYPES[settings.store_dtype] if settings.store_dtype else attached.dtype
     with attached_engine(attached, collector, dtype, settings.tap_names(attached.taps)) as engine:
         speed = _tokens_per_second(engine, kept, 1 if settings.exact else settings.batch_tokens or BATCH_TOKENS)

@@ -57,7 +57,7 @@ def make_plan(
         RunError: a damaged source, the first reject of a strict run, or a mask rule that fails on too many rows.
         UsageError: options that do not fit the tokenizer.
     """
-    gate = RejectGate(settings.text.allow_rejects)
+    gate = RejectGate(settings.text.allow_rejects, strict=settings.text.strict)
     sources = {source: index for index, source in enumerate(settings.data)}
     counted = _Counts()
     with PlanWriter(folder.plan) as writer:
@@ -76,7 +76,6 @@ def make_plan(
                     truncated_from=item.truncated_from or 0,
                 )
             else:
-                _refuse_if_strict(item, settings.text.strict)
                 detail = {"code": item.code}
                 writer.reject(Reject(item.source, item.line, item.sample_id, item.reason, detail))
         gate.finish()
@@ -123,10 +122,3 @@ def _told(items: Iterable[Sample | RowReject], progress: Progress) -> Iterable[S
             progress.tokenised(rows, rejected)
         yield item
     progress.tokenised(rows, rejected)
-
-
-def _refuse_if_strict(reject: RowReject, strict: bool) -> None:
-    if strict:
-        raise RunError(
-            f"{reject.source}, line {reject.line}: {reject.reason} (strict: the first rejected row ends the run)"
-        )

@@ -166,6 +166,16 @@ def test_audit_counts_what_a_run_would_do(run, llama: Path, tmp_path: Path) -> N
     assert f"{data}:2" in out
 
 
+@pytest.mark.parametrize("command", ["audit", "capture"])
+def test_audit_and_dry_run_say_that_a_strict_run_would_end(run, llama: Path, tmp_path: Path, command: str) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text("\n".join([json.dumps(CHATS[0]), "{bad"]))
+    more = ("--layer-ids", "0", "--out", tmp_path / "out", "--dry-run") if command == "capture" else ()
+    code, _, err = run(command, "--model", llama, "--data", data, "--strict", *more)
+    assert code == 1
+    assert f"a run over this input would end with: {data}, line 2" in err
+
+
 def test_a_dry_run_says_what_it_would_fill_and_writes_nothing(run, llama: Path, data: Path, tmp_path: Path) -> None:
     code, out, _ = run(
         "capture", "--model", llama, "--data", data, "--layer-ids", "0,2", "--out", tmp_path / "out", "--dry-run"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from hiddentap.capture.data import Audit, Reject, Sample, audit, marked_text
+from hiddentap.capture.data import Audit, Reject, RejectGate, Sample, audit, marked_text
 from support.rows import sample_of, turns
 from support.templates import CHATML, byte_tokenizer
 
@@ -37,7 +37,24 @@ def test_an_audit_counts_everything_once() -> None:
         tokens=12,
         supervised_tokens=3,
         length_percentiles={0: 4, 10: 4, 50: 4, 90: 8, 99: 8, 100: 8},
+        ending=(
+            "expected the mask rules to take at least 95 % of the rows; found 2 of 6 rejected, most of them (2) as "
+            "unsupervised, first at rows.jsonl:5: second. Give a template with generation marks, supervise everything "
+            "(--loss-on all), or let the rows go (--allow-rejects)"
+        ),
     )
+
+
+def test_an_audit_says_where_a_strict_run_would_end_and_counts_on() -> None:
+    items = [sample(4, 2), Reject("rows.jsonl", 3, None, "no JSON", "bad_json"), sample(8, 1)]
+    strict, free = audit(items, RejectGate(strict=True)), audit(items, RejectGate())
+    assert strict.ending == "rows.jsonl, line 3: no JSON (strict: the first rejected row ends the run)"
+    assert (strict.rows, strict.captured, free.ending) == (3, 2, "")
+
+
+def test_rows_that_are_allowed_to_go_end_nothing() -> None:
+    items = [Reject("rows.jsonl", 5, "x", "second", "unsupervised"), sample(4, 2)]
+    assert audit(items, RejectGate(allow_rejects=True)).ending == ""
 
 
 def test_percentiles_are_lengths_that_occur() -> None:
