@@ -15,8 +15,9 @@ from transformers.utils import ModelOutput
 
 from ..models.compilation import untraced, untraced_itself
 from ..models.decoder import DecoderNotFoundError, find_decoder
+from ..models.default_ids import default_layer_ids
 from ..models.errors import UsageError
-from ..models.layer_ids import check_layer_ids, default_layer_ids
+from ..models.layer_ids import check_layer_ids
 from ..models.pipeline import PipelineGroupLike, pipeline_group_of
 from .call_rows import PLAIN_MASK, CallRows, rows_of_call
 from .layer_capture import LayerCapture

@@ -50,8 +50,11 @@ class Captured:
 class ActiveTap:
     """Taps that are attached; made by `tap`."""
 
-    def __init__(self, model: nn.Module, collector: Collector, *, stop_early: bool | None) -> None:
-        self._model, self._collector, self._stop_early = model, collector, stop_early
+    def __init__(
+        self, model: nn.Module, collector: Collector, *, vocab_rows: int | None, stop_early: bool | None
+    ) -> None:
+        self._model, self._collector = model, collector
+        self._vocab_rows, self._stop_early = vocab_rows, stop_early
 
     def run(
         self,
@@ -72,7 +75,8 @@ class ActiveTap:
 
         Raises:
             PositionsError: lengths or a mask that do not fit, a mask with a hole, or padding that nothing tells apart.
-            UsageError: a KV cache together with `stop_early=True`.
+            UsageError: an empty batch, ids on the CPU that the vocabulary does not have, or a KV cache together with
+                `stop_early=True`.
             TapError: a tap did not fire exactly once with one (B, S, H) tensor.
         """
         cached = bool(kwargs.get("use_cache")) or cache_in(kwargs) is not None
@@ -82,6 +86,8 @@ class ActiveTap:
                 "Leave stop_early at None, or make it False."
             )
         shape = _batch_shape(input_ids, kwargs)
+        if input_ids is not None and not any(isinstance(value, Tensor) for value in kwargs.values()):
+            _require_in_vocabulary(input_ids, self._vocab_rows)
         pad = lone_pad_id(getattr(self._model, "config", None))
         positions = real_positions(input_ids, *shape, lengths=lengths, attention_mask=attention_mask, lone_pad_id=pad)
         if attention_mask is not None:
@@ -154,7 +160,7 @@ def tap(
     collector = Collector(decoder, taps, norm)
     collector.attach()
     try:
-        yield ActiveTap(model, collector, stop_early=stop_early)
+        yield ActiveTap(model, collector, vocab_rows=decoder.vocab_rows, stop_early=stop_early)
     finally:
         collector.detach()
 
@@ -163,4 +169,21 @@ def _batch_shape(input_ids: Tensor | None, kwargs: dict[str, Any]) -> tuple[int,
     source = input_ids if input_ids is not None else kwargs.get("inputs_embeds")
     if not isinstance(source, Tensor) or source.ndim < 2:
         raise UsageError("expected input_ids (B, S), or inputs_embeds (B, S, H).")
+    if not source.shape[0] or not source.shape[1]:
+        raise UsageError(
+            f"expected at least one sequence of at least one token; got a batch of shape {tuple(source.shape)}."
+        )
     return int(source.shape[0]), int(source.shape[1])
+
+
+def _require_in_vocabulary(input_ids: Tensor, vocab_rows: int | None) -> None:
+    """Only where the ids are on the CPU: elsewhere, to look at them would make the host wait for the device."""
+    if vocab_rows is None or input_ids.device.type != "cpu":
+        return
+    lowest, highest = (int(edge) for edge in input_ids.aminmax())
+    if lowest < 0 or highest >= vocab_rows:
+        wrong = ((input_ids < 0) | (input_ids >= vocab_rows)).nonzero()[0].tolist()
+        raise UsageError(
+            f"expected token ids within 0..{vocab_rows - 1}, the rows of the model's embedding; found "
+            f"{int(input_ids[tuple(wrong)])} at sequence {wrong[0]}, position {wrong[1]}."
+        )

@@ -70,7 +70,7 @@ class Truth:
         if self.norm is None:
             raise TapError(
                 f"no final norm was found after {decoder.layer_path(decoder.n - 1)} of {type(decoder.model).__name__}, so "
-                'pre-norm and post-norm are not defined for it; ask for final="none".'
+                'pre-norm and post-norm are not defined for it; ask for final="none" (--final none).'
             )
         return self.norm
 

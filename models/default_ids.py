@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .id_systems import states_of, system_named
-from .layer_ids import LayerIdError
+from .layer_ids import Algorithm, LayerIdError
 
 Formula = Callable[[int, int], list[int]]
 
@@ -87,3 +87,14 @@ def default_ids(system: str, algorithm: str, n: int, *, draft_layers: int = 5) -
             f"{unfit}"
         ) from unfit
     return tuple(ids)
+
+
+def default_layer_ids(algorithm: Algorithm, n: int, *, draft_layers: int = 5) -> tuple[int, ...]:
+    """The ``layer_output`` ids that `algorithm`'s published training recipes take for a target of n layers.
+
+    Raises:
+        LayerIdError: the formula gives no strictly increasing ids for so few layers.
+    """
+    if algorithm == "eagle3" and n < 7:
+        raise LayerIdError(f"EAGLE3 default layers need num_hidden_layers >= 7; got {n}.")
+    return default_ids("layer_output", algorithm, n, draft_layers=draft_layers)

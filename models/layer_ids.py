@@ -94,30 +94,6 @@ def from_boundaries(boundaries: Sequence[int], convention: Convention) -> tuple[
     return tuple(b - 1 for b in boundaries)
 
 
-def default_layer_ids(algorithm: Algorithm, n: int, *, draft_layers: int = 5) -> tuple[int, ...]:
-    """The ``layer_output`` ids that `algorithm`'s published training recipes take for a target of n layers.
-
-    Sources: EAGLE-3 ``[1, n//2-1, n-4]`` (SpecForge, Automodel, AngelSlim); DFlash `draft_layers` ids spread over 1..n-3
-    and DSpark over 1..n-1 (SpecForge and Automodel), rounded half to even as Python does.
-
-    Raises:
-        LayerIdError: the formula gives no strictly increasing ids for so few layers.
-    """
-    if algorithm == "eagle3":
-        ids = [1, n // 2 - 1, n - 4]
-        if n < 7:
-            raise LayerIdError(f"EAGLE3 default layers need num_hidden_layers >= 7; got {n}.")
-        return tuple(ids)
-    last = {"dflash": n - 3, "dspark": n - 1}[algorithm]
-    if draft_layers == 1:
-        ids = [n // 2] if algorithm == "dflash" else [last]
-    else:
-        ids = [round(1 + i * (last - 1) / (draft_layers - 1)) for i in range(draft_layers)]
-    if any(b <= a for a, b in itertools.pairwise(ids)):
-        raise LayerIdError(f"{algorithm} default layers for {draft_layers} draft layers do not fit {n} decoder layers.")
-    return tuple(ids)
-
-
 def _plain_integers(layer_ids: Sequence[int], algorithm: str) -> tuple[int, ...]:
     if isinstance(layer_ids, str) or not hasattr(layer_ids, "__iter__"):
         raise LayerIdTypeError(f"{algorithm} target layer_ids must be a list of plain integers; got {layer_ids!r}.")

@@ -14,6 +14,7 @@ from transformers.utils import cached_file
 
 from .checkpoint import CheckpointError, check_files, config_hash, fingerprint
 from .errors import RunError, UsageError
+from .hub import unreachable
 
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
@@ -92,6 +93,9 @@ def load_config(source: ModelSource) -> Any:
     Raises:
         ModelLoadError: no such folder or id, or it needs remote code that was not allowed.
     """
+    fault = unreachable(source.name)
+    if fault is not None:
+        raise ModelLoadError(f"{source.name} cannot be loaded as a model: {fault}.")
     try:
         return AutoConfig.from_pretrained(
             source.name, revision=source.revision, trust_remote_code=source.trust_remote_code

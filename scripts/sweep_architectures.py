@@ -6,7 +6,7 @@ modules are the layers and the norm is told from the record by value alone, then
 tapped and compared with it bit for bit. Nothing is downloaded.
 
     python scripts/sweep_architectures.py                      # print the table
-    python scripts/sweep_architectures.py --write              # and write docs/architectures.md
+    python scripts/sweep_architectures.py --write              # and write docs/architectures.md and README's table
     python scripts/sweep_architectures.py --only mllama rwkv   # a few, with the reasons in full
 """
 
@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from readme_table import write_readme  # noqa: E402
 
 from hiddentap.models.adapter_names import ADAPTERS  # noqa: E402
 from support import architectures  # noqa: E402
@@ -236,6 +237,7 @@ def main() -> int:
     if given.write:
         PAGE.parent.mkdir(exist_ok=True)
         PAGE.write_text(page(causal, image_text), encoding="utf-8")
+        write_readme()
     return int(any(row.result == "wrong" for row in rows))
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
+
+from .options import layer_ids
 
 
 @click.command()
@@ -10,7 +14,13 @@ import click
 @click.option("--revision", metavar="R", help="Branch, tag or commit of a hub model.")
 @click.option("--trust-remote-code", is_flag=True, help="Let code that comes with the model run.")
 @click.option("--adapter", metavar="NAME", help="How to read the residual stream where it is not plain.")
-def layers(model: str, revision: str | None, trust_remote_code: bool, adapter: str | None) -> int:
+@click.option("--layer-ids", "ids", metavar="I,J,...", help="Say these ids in each system's terms.")
+@click.option(
+    "--ids-of", default="layer_output", show_default=True, metavar="SYSTEM", help="Whose ids --layer-ids are."
+)
+def layers(
+    model: str, revision: str | None, trust_remote_code: bool, adapter: str | None, ids: str | None, ids_of: str
+) -> int:
     """Say where the decoder layers of M are, how many, and the default ids of each algorithm in each system's terms.
 
     Reads the config alone, no weights.
@@ -33,13 +43,43 @@ def layers(model: str, revision: str | None, trust_remote_code: bool, adapter: s
     ]
     if decoder.adapter_name is not None:
         rows.insert(2, ("adapter", decoder.adapter_name))
+    rows[1:1] = _kimi_rows(skeleton, decoder)
     click.echo(table(rows))
     click.echo("\n" + _default_table(n) + "\n\n" + _system_table(n))
+    if ids is not None:
+        click.echo("\n" + _conversions(layer_ids(ids), n, ids_of))
     return 0
 
 
+def _kimi_rows(model: Any, decoder: Any) -> list[tuple[str, str]]:
+    """Which generation of Kimi the model is, and the readings it leaves to choose from; no row for other models."""
+    from ...models.kimi import kimi_generation
+
+    generation = kimi_generation(model.config, decoder.layers)
+    if generation is None:
+        return []
+    readings = " or ".join(f"--adapter {name}" for name in generation.adapters)
+    return [("generation", f"{generation.name}, read plainly" if not readings else f"{generation.name}: {readings}")]
+
+
+def _conversions(ids: Any, n: int, of: str) -> str:
+    """The states that `ids` of one system name, in the ids of every system; why not, where one cannot name them."""
+    from ...models.id_systems import SYSTEMS, convert_layer_ids, states_of
+    from ...models.layer_ids import LayerIdError
+
+    states = states_of(ids, n, of)
+    lines = [f"{'the same as':<18}({of} {_listed(ids)}: {', '.join(map(str, states))})"]
+    for name in SYSTEMS:
+        try:
+            lines.append(f"{name:<18}{_listed(convert_layer_ids(ids, n, of=of, to=name))}")
+        except LayerIdError as unfit:
+            lines.append(f"{name:<18}- {unfit}")
+    return "\n".join(lines)
+
+
 def _default_table(n: int) -> str:
-    from ...models.layer_ids import Algorithm, default_layer_ids, to_boundaries
+    from ...models.default_ids import default_layer_ids
+    from ...models.layer_ids import Algorithm, to_boundaries
 
     algorithms: tuple[Algorithm, ...] = ("eagle3", "dflash", "dspark")
     lines = [f"{'default ids':<17}{'layer_output':<24}boundary"]

@@ -60,6 +60,8 @@ def text_settings(given: Mapping[str, Any]) -> TextSettings:
         max_length=given["max_length"],
         on_too_long=given["on_too_long"],
         loss_on=given["loss_on"],
+        think=given["think"],
+        ids_format=given["ids_format"],
         chat_template=template_text(given["chat_template"]),
         template_args=template_arguments(given["template_arg"]),
         strict=given["strict"],
@@ -144,6 +146,14 @@ def text_options(function: Command) -> Command:
         click.option(
             "--loss-on", type=click.Choice(["assistant", "all"]), default="assistant", show_default=True,
             help="Which tokens the loss mask marks; rows of plain text are marked throughout.",
+        ),
+        click.option(
+            "--think", type=click.Choice(["keep", "mask"]), default="keep", show_default=True,
+            help="Whether the loss mask keeps thinking that the assistant writes, <think> to </think>.",
+        ),
+        click.option(
+            "--ids-format", type=click.Choice(["plain", "kimi"]), default="plain", show_default=True,
+            help="How rows of input_ids without a loss_mask are marked: plain, throughout; kimi, the assistant's turns.",
         ),
         click.option(
             "--tokenise-workers", type=click.IntRange(0), default=0, show_default=True, metavar="N",

@@ -42,5 +42,5 @@ def verify(out: Path, model: str | None, trust_remote_code: bool, samples: int, 
     click.echo(table(report.table()))
     for fault in report.faults():
         click.echo(fault)
-    click.echo("nothing was found" if report.ok else f"{len(report.findings)} findings")
+    click.echo(report.conclusion)
     return 0 if report.ok else 1

@@ -3,6 +3,7 @@
 from .audit import Audit, audit, marked_text
 from .identity import TokenisationIdentity, identity_of
 from .items import Item, Reject, Sample
+from .kimi import KimiMasks
 from .options import TokeniseOptions
 from .reject_gate import RejectGate
 from .source_error import SourceError
@@ -13,6 +14,7 @@ from .tokeniser import Tokeniser
 __all__ = [
     "Audit",
     "Item",
+    "KimiMasks",
     "Reject",
     "RejectGate",
     "Sample",

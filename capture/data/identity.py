@@ -25,6 +25,8 @@ class TokenisationIdentity:
     template_date: str | None
     mask_rule: str | None
     loss_on: str
+    think: str
+    ids_format: str
     max_length: int
     on_too_long: str
     strict: bool
@@ -45,6 +47,8 @@ def identity_of(tokeniser: Tokeniser) -> TokenisationIdentity:
         template_date=options.date.isoformat() if template and "strftime_now" in template else None,
         mask_rule=_mask_rule(tokeniser),
         loss_on=options.loss_on,
+        think=options.think,
+        ids_format=options.ids_format,
         max_length=options.max_length,
         on_too_long=options.on_too_long,
         strict=options.strict,

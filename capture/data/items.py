@@ -12,7 +12,7 @@ class Sample:
 
     `input_ids`: (S,) int32. `loss_mask`: (S,) uint8 of 0 and 1; `loss_mask[t]` speaks of `input_ids[t]`, unshifted.
     `line` is 1-based: the line of a `.jsonl` file, the place in a list or table elsewhere.
-    `mask_rule` is one of `generation_marks`, `substitution`, `all`, `row`.
+    `mask_rule` is one of `generation_marks`, `substitution`, `all`, `row`, `kimi_tokens`.
     `warnings` holds short sorted codes, each at most once. `truncated_from` is the length before truncation, or None.
     Raises ValueError where ids and mask differ in dtype or shape from the above, or there is no token.
     """

@@ -14,7 +14,8 @@ from .template import ChatTemplate, Span, Tools
 from .token_mask import mask_of_spans
 from .tool_calls import calls_outside_turns
 
-GENERATION_MARKS, SUBSTITUTION, ALL, ROW = "generation_marks", "substitution", "all", "row"
+GENERATION_MARKS, SUBSTITUTION, ALL = "generation_marks", "substitution", "all"
+ROW, KIMI_TOKENS = "row", "kimi_tokens"
 
 
 @dataclass(frozen=True, eq=False)

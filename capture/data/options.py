@@ -17,7 +17,10 @@ class TokeniseOptions:
     `template_args`: variables for the template. `template_date`: what a template that asks for today gets (ISO text is
     taken too). `max_length`: tokens; a longer row is cut (`on_too_long="truncate"`) or rejected (`"drop"`).
     `loss_on`: `assistant` or `all`; text rows are always supervised throughout. `strict`: warnings about content that
-    is not rendered as it stands reject the row. `vocab_rows`: rows of the embedding that ids must fit, None for no check.
+    is not rendered as it stands reject the row. `think`: whether thinking (`<think>` to `</think>`) that would be
+    supervised is kept in the mask or taken out (`"mask"`), in every row. `ids_format`: how rows of ids without a mask are
+    read: `"plain"` ids are supervised throughout, of `"kimi"` ones the assistant's turns. `vocab_rows`: rows of the
+    embedding that ids must fit, None for no check.
     Raises UsageError for a value outside these.
     """
 
@@ -30,12 +33,21 @@ class TokeniseOptions:
     max_length: int = 4096
     on_too_long: str = "truncate"
     loss_on: str = "assistant"
+    think: str = "keep"
+    ids_format: str = "plain"
     strict: bool = False
     vocab_rows: int | None = None
 
     def __post_init__(self) -> None:
         _require_one_of("on_too_long", self.on_too_long, ("truncate", "drop"))
         _require_one_of("loss_on", self.loss_on, ("assistant", "all"))
+        _require_one_of("think", self.think, ("keep", "mask"))
+        _require_one_of("ids_format", self.ids_format, ("plain", "kimi"))
+        if self.loss_on == "all" and self.ids_format != "plain":
+            raise UsageError(
+                f"loss_on=all supervises every token, so ids_format={self.ids_format} (--ids-format) has no meaning beside "
+                "it; give one of them"
+            )
         if type(self.max_length) is not int or self.max_length < 1:
             raise UsageError(f"expected max_length to be at least 1 token; found {self.max_length!r}")
         reserved = sorted(RESERVED_ARGUMENTS.intersection(self.template_args))

@@ -5,7 +5,17 @@ from collections import Counter
 from ...models.errors import RunError
 from .items import Item, Reject
 
-MASK_CODES = frozenset({"marker_not_unique", "turn_not_found", "marks_misplaced", "content_changed", "unsupervised"})
+MASK_CODES = frozenset(
+    {
+        "marker_not_unique",
+        "turn_not_found",
+        "marks_misplaced",
+        "content_changed",
+        "unsupervised",
+        "thinking_not_tagged",
+        "no_kimi_turns",
+    }
+)
 _FIRST_CHECK = 200
 
 

@@ -19,7 +19,7 @@ def parse_object(payload: bytes) -> Mapping[str, Any]:
     except UnicodeDecodeError as error:
         raise RowError("not_utf8", f"expected UTF-8; found {error.reason} at byte {error.start}") from error
     except json.JSONDecodeError as error:
-        raise RowError("bad_json", f"expected one JSON object; found {error}") from error
+        raise RowError("bad_json", f"expected one JSON object; found {_fault(error)}") from error
     except RecursionError as error:
         raise RowError("too_deep", "expected JSON within the parser's nesting limit; found deeper nesting") from error
     except ValueError as error:
@@ -27,6 +27,11 @@ def parse_object(payload: bytes) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise RowError("not_an_object", f"expected a JSON object; found a {type(value).__name__}")
     return value
+
+
+def _fault(error: json.JSONDecodeError) -> str:
+    # The parser counts lines of its own, which a reader would take for lines of the source.
+    return f"{error.msg[0].lower()}{error.msg[1:]} at character {error.pos + 1} of the row"
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -33,7 +33,8 @@ def read_body(row: Mapping[str, Any]) -> Conversation | Text | TokenIds:
     """
     field = next((field for field in BODY_FIELDS if row.get(field) is not None), None)
     if field is None:
-        found = ", ".join(map(repr, list(row)[:8])) or "no field"
+        fields = (repr(name) + (" (null)" if value is None else "") for name, value in list(row.items())[:8])
+        found = ", ".join(fields) or "no field"
         raise RowError("no_known_field", f"expected one of {', '.join(BODY_FIELDS)}; found {found}")
     if field == "text":
         return Text(_text(row["text"]))

@@ -1,12 +1,15 @@
 """One raw row to one item."""
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from .conversation import Conversation
 from .dropped import dropped_parts
 from .items import Item, Reject, Sample
-from .loss_mask import ALL, ROW, LossMasks, Masked
+from .kimi import KimiMasks
+from .loss_mask import ALL, KIMI_TOKENS, ROW, LossMasks, Masked
 from .offsets import keep_white_space_in_offsets, offsets_of
 from .options import TokeniseOptions
 from .raw_row import RawRow
@@ -15,6 +18,7 @@ from .row_error import RowError
 from .row_json import parse_object
 from .schema import Text, TokenIds, read_body, read_id, require_encodable
 from .template import ChatTemplate
+from .thinking import require_tagged, without_thinking
 from .tokenizer import load_tokenizer
 
 _REJECTED_IF_STRICT = (
@@ -37,6 +41,7 @@ class Tokeniser:
         keep_white_space_in_offsets(self.tokenizer)
         self.template = ChatTemplate(self.tokenizer, options.chat_template, options.template_args, options.date)
         self._masks = LossMasks(self.template, options.loss_on)
+        self._kimi = self._kimi_masks() if options.ids_format == "kimi" else None
 
     def item(self, row: RawRow) -> Item:
         """The sample of a row, or the reject that says why there is none."""
@@ -50,8 +55,10 @@ class Tokeniser:
 
     def _sample(self, row: RawRow, sample_id: str, body: Conversation | Text | TokenIds) -> Sample:
         ids, masked = self._tokens(body)
-        self._require_strict(masked)
         self._require_in_vocabulary(ids)
+        if self.options.think == "mask":
+            masked = replace(masked, loss_mask=without_thinking(self.tokenizer, ids, masked.loss_mask))
+        self._require_strict(masked)
         if not masked.loss_mask.any():
             raise RowError("unsupervised", "expected at least one supervised token; found none the assistant writes")
         length = self._kept_length(ids, masked)
@@ -70,7 +77,7 @@ class Tokeniser:
         if isinstance(body, Conversation):
             return self._conversation(body)
         if isinstance(body, TokenIds):
-            return _given(body)
+            return self._given(body)
         require_encodable(body.text, "text")
         ids = np.asarray(self.tokenizer(body.text, verbose=False)["input_ids"], np.int64)
         begins_twice = len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id
@@ -80,11 +87,28 @@ class Tokeniser:
     def _conversation(self, conversation: Conversation) -> _Tokens:
         rendering = render_conversation(self.template, conversation)
         require_encodable(rendering.text, "conversation")
+        if self.options.think == "mask":
+            require_tagged(rendering)
         encoding = self.template.encode(conversation.messages, conversation.tools)
         ids = np.asarray(encoding["input_ids"], np.int64)
         masked = self._masks.mask(rendering, len(ids), offsets_of(self.tokenizer, encoding, rendering.text))
         dropped = dropped_parts(self.template, rendering)
         return ids, Masked(masked.loss_mask, masked.rule, masked.warnings | dropped)
+
+    def _given(self, body: TokenIds) -> _Tokens:
+        try:
+            ids = np.asarray(body.input_ids, np.int64)
+        except OverflowError as error:
+            raise RowError("id_outside_vocabulary", "expected ids of 32 bits; found a larger integer") from error
+        if body.loss_mask is not None:
+            return ids, Masked(np.asarray(body.loss_mask, np.uint8), ROW, frozenset())
+        if self._kimi is not None:
+            return ids, Masked(self._kimi.mask(ids), KIMI_TOKENS, frozenset())
+        return ids, Masked(np.ones(len(ids), np.uint8), ALL, frozenset())
+
+    def _kimi_masks(self) -> KimiMasks:
+        has_template = self.options.chat_template or self.tokenizer.chat_template
+        return KimiMasks(self.tokenizer, self.template.generation_prompt() if has_template else "")
 
     def _require_strict(self, masked: Masked) -> None:
         found = [code for code in _REJECTED_IF_STRICT if code in masked.warnings]
@@ -113,12 +137,3 @@ class Tokeniser:
                 f"{int(masked.loss_mask.argmax())}",
             )
         return limit
-
-
-def _given(body: TokenIds) -> _Tokens:
-    try:
-        ids = np.asarray(body.input_ids, np.int64)
-    except OverflowError as error:
-        raise RowError("id_outside_vocabulary", "expected ids of 32 bits; found a larger integer") from error
-    mask = np.ones(len(ids), np.uint8) if body.loss_mask is None else np.asarray(body.loss_mask, np.uint8)
-    return ids, Masked(mask, ALL if body.loss_mask is None else ROW, frozenset())

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from ...models.errors import UsageError
 from ..store import FolderLock, differences
-from ..store.diskio import write_atomically
+from ..store.diskio import require_no_dangling_link, write_atomically
 from .containers import write_whole
 from .errors import LayoutError
 from .job import ExportJob
@@ -73,6 +73,7 @@ def write_samples(path: Path, job: ExportJob) -> None:
 
 def require_ours(path: Path, identity: Mapping[str, Any]) -> None:
     """See that `path` is free or holds the export that `identity` asks for; raises UsageError."""
+    require_no_dangling_link(path)
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; give a folder for the export.")
     record = read_record(path)

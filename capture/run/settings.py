@@ -33,6 +33,8 @@ class TextSettings:
     max_length: int = 4096
     on_too_long: str = "truncate"
     loss_on: str = "assistant"
+    think: str = "keep"
+    ids_format: str = "plain"
     chat_template: str | None = None
     template_args: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = False
@@ -58,6 +60,8 @@ class TextSettings:
             max_length=self.max_length,
             on_too_long=self.on_too_long,
             loss_on=self.loss_on,
+            think=self.think,
+            ids_format=self.ids_format,
             strict=self.strict,
             vocab_rows=vocab_rows,
         )
@@ -128,16 +132,17 @@ class CaptureSettings:
                 raise UsageError(f"{name} must be at least 1; got {value}.")
         if self.exact and self.batch_tokens is not None:
             raise UsageError(
-                "exact runs one sample a forward, so batch_tokens has no meaning beside it; give one of them."
+                "exact runs one sample a forward, so batch_tokens (--batch-tokens) has no meaning beside it; give "
+                "one of them."
             )
-
         if self.top_logits < 0:
             raise UsageError(f"top_logits must be at least 0; got {self.top_logits}.")
         if self.compile not in get_args(CompileMode):
             raise UsageError(f"compile must be one of {', '.join(get_args(CompileMode))}; got {self.compile!r}.")
         if self.exact and self.compile == "on":
             raise UsageError(
-                "compiled layers give other bits than a plain forward, so exact and compile=on exclude each other."
+                "compiled layers give other bits than a plain forward, so exact and compile=on (--exact, --compile on) exclude "
+                "each other."
             )
 
     @property

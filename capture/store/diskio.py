@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from ...models.errors import RunError
+from ...models.errors import RunError, UsageError
 from .errors import DiskFullError, ShardError
 
 COPY_BYTES = 4 << 20
@@ -32,6 +32,15 @@ def full_disk_explained(path: Path, needed: int) -> Iterator[None]:
             f"no room for {path.name} in {path.parent}: {needed} bytes needed, {free} free ({error.strerror}). "
             "Make room or raise the quota, then run again: sealed shards are kept."
         ) from error
+
+
+def require_no_dangling_link(path: Path) -> None:
+    """Raise UsageError where `path` or a folder on the way to it is a link to nothing: no folder can be made there."""
+    for place in (path, *path.parents):
+        if place.is_symlink() and not place.exists():
+            raise UsageError(
+                f"{place} is a link to {place.readlink()}, which does not exist; make that folder, or give another one."
+            )
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

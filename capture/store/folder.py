@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...models.errors import RunError, UsageError
 from .assignment import shard_index, shard_name
-from .diskio import write_atomically
+from .diskio import require_no_dangling_link, write_atomically
 from .errors import ShardError
 from .lock import FolderLock
 from .manifest import Manifest
@@ -128,6 +128,7 @@ class OutputFolder:
         return [Reject.from_json(json.loads(line)) for line in self.rejects_path.read_bytes().splitlines()]
 
     def _require_ours(self) -> None:
+        require_no_dangling_link(self.path)
         if not self.path.exists():
             return
         if not self.path.is_dir():

@@ -27,7 +27,6 @@ PLAN_TENSORS: Mapping[str, torch.dtype] = {
     "source_index": torch.int32,
     "source_line": torch.int64,
     "truncated_from": torch.int32,
-    "flags": torch.uint8,
     "rejects": torch.uint8,
 }
 
@@ -76,11 +75,6 @@ class Plan:
     def truncated_from(self) -> NDArray[np.int32]:
         """(M,) int32: tokens before truncation, 0 where nothing was cut."""
         return self._files["truncated_from"].mapped()
-
-    @cached_property
-    def flags(self) -> NDArray[np.uint8]:
-        """(M,) uint8: the bits given with each sample."""
-        return self._files["flags"].mapped()
 
     @cached_property
     def source_index(self) -> NDArray[np.int32]:

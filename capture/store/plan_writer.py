@@ -59,13 +59,12 @@ class PlanWriter:
         source: int,
         line: int,
         truncated_from: int = 0,
-        flags: int = 0,
     ) -> None:
         """Append one sample; its index is how many were added before.
 
         input_ids: (S,) integers in 0 .. 2**31 - 1, S >= 1; loss_mask: (S,) of 0 and 1, or booleans.
         source: index into the sources given at the seal; line: counted from 1.
-        truncated_from: tokens before truncation, 0 if it was not truncated. flags: 8 bits of the caller's.
+        truncated_from: tokens before truncation, 0 if it was not truncated.
         """
         encoded = encode_id(sample_id)
         ids = _integers(input_ids, "input_ids", sample_id, np.iinfo(np.int32).max)
@@ -82,7 +81,6 @@ class PlanWriter:
         self._append("source_index", source)
         self._append("source_line", line)
         self._append("truncated_from", truncated_from)
-        self._append("flags", flags)
         self.samples += 1
         self.rows += len(ids)
 

@@ -60,6 +60,14 @@ class Report:
         """Whether nothing was found."""
         return not self.findings
 
+    @property
+    def conclusion(self) -> str:
+        """The result in one line: how much was found, and whether samples were compared with a model."""
+        found = f"{len(self.findings)} findings" if self.findings else "nothing was found"
+        if not self.compared:
+            return f"{found}; no sample was compared with a model"
+        return f"{found}; {self.compared} of {self.samples:,} samples were compared with a model"
+
     def table(self) -> list[tuple[str, str]]:
         """Name and value of what was looked at."""
         rows = [("files", f"{self.shards} shards, {self.samples:,} samples, {self.rows:,} rows")]
@@ -82,7 +90,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{name}: {value}" for name, value in self.table()]
-        return "\n".join([*lines, *(self.faults() if self.findings else ["nothing was found"])])
+        return "\n".join([*lines, *self.faults(), self.conclusion])
 
     def _name(self, path: str) -> str:
         found = Path(path)

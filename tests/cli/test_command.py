@@ -9,6 +9,7 @@ import pytest
 
 from hiddentap import CapturedDataset
 from support import tiny
+from support.kimi_templates import MARKS, ids, kimi_tokenizer, turn
 from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder
 
 
@@ -157,6 +158,33 @@ def test_a_template_from_a_file_is_used(run, llama: Path, data: Path, tmp_path: 
     assert "(user)How far is it?</s>(assistant)[[About three miles.</s>]]" in out
 
 
+def test_thinking_is_masked_on_request_and_part_of_the_runs_identity(run, llama: Path, tmp_path: Path) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text(json.dumps(chat("Q", "<think>hm</think>yo")))
+    kept, masked = (run("audit", "--model", llama, "--data", data, "--think", think)[1] for think in ("keep", "mask"))
+    assert "[[<think>hm</think>yo<|im_end|>]]" in kept
+    assert "<think>hm</think>[[yo<|im_end|>]]" in masked
+    command = ("capture", "--model", llama, "--data", data, "--layer-ids", "1", "--out", tmp_path / "out", "--think")
+    assert run(*command, "mask")[0] == 0
+    code, _, err = run(*command, "keep")
+    assert (code, 'tokenisation.think: "mask" -> "keep"' in err) == (2, True), err
+
+
+def test_turns_of_kimis_ids_are_marked_on_request(run, tmp_path: Path) -> None:
+    model = tiny.build_llama(vocab_size=len(MARKS) + 256, pad_token_id=None)
+    folder = tmp_path / "m"
+    model.save_pretrained(folder)
+    kimi_tokenizer(folder)
+    row = ids(*turn("user", "hi"), *turn("assistant", "yo"))
+    data = tmp_path / "d.jsonl"
+    data.write_text(json.dumps({"input_ids": row}) + "\n" + json.dumps({"input_ids": row[1:]}))
+    code, out, _ = run("audit", "--model", folder, "--data", data, "--ids-format", "kimi", "--allow-rejects")
+    assert code == 0
+    assert "<|im_assistant|>assistant<|im_middle|>[[yo<|im_end|>]]" in out
+    assert "kimi_tokens 1" in out
+    assert "1 no_kimi_turns" in out
+
+
 def test_audit_counts_what_a_run_would_do(run, llama: Path, tmp_path: Path) -> None:
     data = tmp_path / "d.jsonl"
     data.write_text("\n".join([json.dumps(CHATS[0]), "{bad", json.dumps(chat("Q" * 90, "A" * 90, id="long"))]))
@@ -221,6 +249,40 @@ def test_layers_shows_each_systems_ids_with_their_meaning(run, tmp_path: Path) -
     assert vllm.split()[:3] == ["speculators", "0..12", "2,6,9"]
     (specforge,) = (line for line in out.splitlines() if line.startswith("specforge"))
     assert specforge.split()[:3] == ["specforge", "0..11", "1,5,8"]
+
+
+def test_layers_says_ids_in_each_systems_terms(run, tmp_path: Path) -> None:
+    folder = llama_folder(tmp_path / "m", num_hidden_layers=12)
+    code, out, _ = run("layers", folder, "--layer-ids", "2,6,12", "--ids-of", "vllm")
+    assert code == 0
+    told = out.split("the same as")[1].splitlines()
+    assert told[0].strip() == "(vllm 2,6,12: boundary 2, boundary 6, boundary 12)"
+    assert "layer_output      1,5,11" in told
+    assert "boundary          2,6,12" in told
+    (specforge,) = (line for line in told if line.startswith("specforge "))
+    assert specforge.startswith(
+        "specforge         - specforge has no id that gives boundary 12: SGLang accepts that id"
+    )
+    code, _, err = run("layers", folder, "--layer-ids", "1,12")
+    assert (code, "[12]" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (lambda: tiny.build("kimi_linear"), "generation        Kimi Linear, read plainly"),
+        (tiny.build_kimi_k25, "generation        Kimi K2.5, read plainly"),
+    ],
+    ids=["linear", "k2.5"],
+)
+def test_layers_names_the_generation_of_a_kimi_model(run, tmp_path: Path, build, told: str) -> None:
+    build().save_pretrained(tmp_path / "m")
+    code, out, _ = run("layers", tmp_path / "m")
+    assert (code, told in out) == (0, True), out
+
+
+def test_layers_names_no_generation_of_other_models(run, llama: Path) -> None:
+    assert "generation" not in run("layers", llama)[1]
 
 
 NAMED_LAYERS = [

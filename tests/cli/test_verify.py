@@ -33,7 +33,7 @@ def test_a_good_folder_is_code_0_and_says_what_was_compared(run, good: Path) -> 
     assert (code, err) == (0, "")
     assert "compared   6 samples with plain forwards" in out
     assert "layer 1    boundary 2: all rows bit-equal" in out
-    assert out.splitlines()[-1] == "nothing was found"
+    assert out.splitlines()[-1] == "nothing was found; 6 of 6 samples were compared with a model"
 
 
 def test_a_damaged_folder_is_code_1_and_says_where_and_what(run, good: Path, llama: Path, tmp_path: Path) -> None:
@@ -51,7 +51,12 @@ def test_a_damaged_folder_is_code_1_and_says_where_and_what(run, good: Path, lla
         and line.endswith("aux_hidden_states: stored layer 0 matches boundary 2, not 1 as declared")
         for line in lines
     )
-    assert lines[-1] == "2 findings"
+    assert lines[-1] == "2 findings; 2 of 6 samples were compared with a model"
+
+
+def test_without_a_model_it_says_that_nothing_was_compared(run, good: Path) -> None:
+    code, out, _ = run(good, "--model", "none")
+    assert (code, out.splitlines()[-1]) == (0, "nothing was found; no sample was compared with a model")
 
 
 def test_repair_says_what_it_removed(run, good: Path, tmp_path: Path) -> None:

@@ -99,6 +99,14 @@ def test_counts_add_up_to_the_input(tmp_path: Path, tokenizer: str) -> None:
     [
         ({"a": 1, "b": 2}, "expected one of messages, conversations, text, input_ids; found 'a', 'b'"),
         (
+            {"id": "x", "messages": None},
+            "expected one of messages, conversations, text, input_ids; found 'id', 'messages' (null)",
+        ),
+        (
+            "{bad",
+            "expected one JSON object; found expecting property name enclosed in double quotes at character 2 of the row",
+        ),
+        (
             {"messages": [*turns("a"), {"role": "narrator", "content": "b"}]},
             "expected a role of system, developer, user, human, assistant, gpt, model, bot, tool, function, observation; "
             "found 'narrator' in message 1",

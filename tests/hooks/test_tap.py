@@ -316,3 +316,24 @@ def test_shapes_other_than_batch_sequence_width_are_refused() -> None:
         pytest.raises(TapError, match=r"boundary 4 gave a float32 tensor \(1, 1, 32\); expected .*\(1, 4, H\)"),
     ):
         t.run(tiny.token_ids(1, 4))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
+def test_an_empty_batch_is_refused(shape: tuple[int, int]) -> None:
+    with (
+        tap(tiny.build("llama"), [0]) as t,
+        pytest.raises(UsageError, match=rf"at least one token; got .*\({shape[0]}, "),
+    ):
+        t.run(torch.zeros(shape, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("wrong", [-1, 96])
+def test_ids_that_the_vocabulary_has_not_are_refused_with_their_place(wrong: int) -> None:
+    ids = tiny.token_ids(2, 5)
+    ids[1, 3] = wrong
+    text = rf"expected token ids within 0\.\.95, .* found {wrong} at sequence 1, position 3\."
+    with tap(tiny.build("llama"), [0]) as t:
+        with pytest.raises(UsageError, match=text):
+            t.run(ids)
+        ids[1, 3] = 95
+        assert t.run(ids).aux_hidden_states[0].shape == (2, 5, 32)

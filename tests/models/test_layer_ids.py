@@ -2,11 +2,11 @@
 
 import pytest
 
+from hiddentap.models.default_ids import default_layer_ids
 from hiddentap.models.layer_ids import (
     LayerIdError,
     LayerIdTypeError,
     check_layer_ids,
-    default_layer_ids,
     from_boundaries,
     to_boundaries,
 )

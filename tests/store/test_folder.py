@@ -196,3 +196,15 @@ def test_rejects_are_one_line_each_in_input_order_however_often_they_are_written
 
 def test_reading_rejects_of_a_folder_without_any_gives_none(tmp_path: Path) -> None:
     assert OutputFolder(tmp_path).read_rejects() == []
+
+
+@pytest.mark.parametrize("out", ["link", "link/inside"])
+def test_a_link_to_nothing_is_refused_by_name(tmp_path: Path, out: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    text = f"{tmp_path}/link is a link to {tmp_path}/gone, which does not exist; make that folder, or give another one."
+    with pytest.raises(UsageError) as caught, OutputFolder(tmp_path / out).lock():
+        pass
+    assert str(caught.value) == text
+    (tmp_path / "gone").mkdir()
+    with OutputFolder(tmp_path / out).lock():
+        assert (tmp_path / "gone").is_dir()

@@ -17,7 +17,7 @@ from support.shards import names, write_plan, write_shard
 def test_what_was_added_comes_back(tmp_path: Path) -> None:
     with PlanWriter(tmp_path / "plan") as writer:
         writer.add([5, 6, 7], [0, 1, 1], sample_id="a/../é", source=0, line=1)
-        writer.add(torch.tensor([8]), torch.tensor([True]), sample_id="", source=1, line=12, truncated_from=40, flags=3)
+        writer.add(torch.tensor([8]), torch.tensor([True]), sample_id="", source=1, line=12, truncated_from=40)
         writer.add(
             np.array([2**31 - 1, 0], np.int32), np.array([0, 1], np.uint8), sample_id="b" * 300, source=0, line=2
         )
@@ -30,7 +30,6 @@ def test_what_was_added_comes_back(tmp_path: Path) -> None:
         assert [opened.sample_id(i) for i in range(3)] == ["a/../é", "", "b" * 300]
         assert opened.lengths.tolist() == [3, 1, 2]
         assert opened.truncated_from.tolist() == [0, 40, 0]
-        assert opened.flags.tolist() == [0, 3, 0]
         assert opened.line.tolist() == [1, 12, 2]
         assert [opened.sources[s] for s in opened.source_index] == ["x.jsonl", "y.jsonl", "x.jsonl"]
         assert list(opened.rejects()) == [Reject("x.jsonl", 3, None, "bad JSON", {"column": 9})]
