@@ -13,53 +13,40 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
 from torch import Tensor
-from training.acceptance import Acceptance, accepted, plain_greedy
+from training.acceptance import Acceptance
 from training.comparison import compare, standard_error
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
-
-AS_TRAINED = "as trained"
+from training.serving import AS_TRAINED, Serving, measured
+from transformers import AutoTokenizer
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--model", "model_name", required=True, help="The target: folder or hub id.")
-@click.option("--drafter", "folders", multiple=True, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--model", required=True, help="The target: folder or hub id.")
+@click.option("--drafter", "drafters", multiple=True, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--prompts", required=True, type=click.Path(exists=True, path_type=Path), help="JSONL with `messages`.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first prompts.")
 @click.option("--max-new-tokens", default=64, type=click.IntRange(2))
 @click.option(
     "--dtype", default="float32", type=click.Choice(["float32", "bfloat16"]), help="float32: outputs can be equal."
 )
-@click.option("--compare", "with_others", is_flag=True, help="Also serve shifted by --shift layers, and untrained.")
+@click.option("--compare", "others", is_flag=True, help="Also serve shifted by --shift layers, and untrained.")
 @click.option("--shift", "shifts", multiple=True, default=(-1, 1), type=int, help="Layers to shift by in --compare.")
+@click.option("--processes", default=1, type=click.IntRange(1), help="Processes that share the prompts.")
 def main(
-    model_name: str, folders: tuple[Path, ...], prompts: Path, limit: int | None, max_new_tokens: int, dtype: str,
-    with_others: bool, shifts: tuple[int, ...],
+    model: str, drafters: tuple[Path, ...], prompts: Path, limit: int | None, max_new_tokens: int, dtype: str, others: bool,
+    shifts: tuple[int, ...], processes: int,
 ) -> None:  # fmt: skip
-    """Print one line per way of serving and drafter, and how sure the differences are."""
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(model_name, dtype=getattr(torch, dtype)).eval()
-    others = shifts if with_others else None
-    served = {
-        (way, folder.name): drafter
-        for seed, folder in enumerate(folders)
-        for way, drafter in ways(load_drafter(folder, model.dtype), others, seed)
-    }
-    counts: dict[tuple[str, str], list[Acceptance]] = {key: [] for key in served}
-    with click.progressbar(list(read_prompts(prompts, model_name, limit)), label="prompts", file=sys.stderr) as asked:
-        for prompt in asked:
-            plain = plain_greedy(model, prompt, max_new_tokens)
-            for key, drafter in served.items():
-                counts[key].append(accepted(model, drafter, prompt, plain, max_new_tokens))
-    for line in report(counts):
+    """Print what each drafter took, served each way, and how sure the differences are."""
+    serving = Serving(model, dtype, drafters, shifts if others else None, max_new_tokens)
+    asked = list(read_prompts(prompts, model, limit))
+    found = measured(serving, asked, processes)
+    with click.progressbar(found, length=len(asked), label="prompts", file=sys.stderr) as per_prompt:
+        counts = list(per_prompt)
+    for line in report({key: [count[key] for count in counts] for key in counts[0]}):
         click.echo(line)
 
 
@@ -101,31 +88,6 @@ def difference_line(way: str, drafter: str, trained: Sequence[Acceptance], each:
         f"{drafter} {AS_TRAINED} less {way}: {found.difference:+.3f} (95 % interval {found.low:+.3f} to {found.high:+.3f}), "
         f"more on {found.better} prompts, less on {found.worse}, sign test p = {found.p_value:.1g}"
     )
-
-
-def load_drafter(folder: Path, dtype: torch.dtype) -> Any:
-    return AutoModel.from_pretrained(folder, dtype=dtype).eval()
-
-
-def ways(drafter: Any, shifts: Sequence[int] | None, seed: int) -> Iterator[tuple[str, Any]]:
-    """The drafter as trained and, where shifts are given, shifted by each of them and untrained."""
-    yield AS_TRAINED, drafter
-    if shifts is not None:
-        yield from ((f"layers {shift:+d}", shifted(drafter, shift)) for shift in shifts)
-        yield "untrained", untrained(drafter, seed)
-
-
-def shifted(drafter: Any, shift: int) -> Any:
-    """The same weights, given the states of other layers."""
-    other = deepcopy(drafter)
-    other.config.target_layer_ids = [layer + shift for layer in drafter.config.target_layer_ids]
-    return other
-
-
-def untrained(drafter: Any, seed: int) -> Any:
-    """The same class and sizes with random weights."""
-    torch.manual_seed(seed)
-    return type(drafter)(drafter.config).to(drafter.dtype).eval()
 
 
 def read_prompts(path: Path, model_name: str, limit: int | None) -> Iterator[Tensor]:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from evaluate_drafter import shifted, untrained
 from torch import Tensor, nn
 from training.acceptance import Acceptance, accepted
+from training.serving import shifted, untrained
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
 

@@ -104,7 +104,7 @@ def test_evaluation_says_tokens_per_step_and_equal_outputs(tmp_path: Path, train
     prompts.write_text("".join(json.dumps({"messages": [{"role": "user", "content": c}]}) + "\n" for c in "abc"))
     done = run(
         "evaluate_drafter.py", "--model", target, "--drafter", trained, "--prompts", prompts, "--max-new-tokens", "8",
-        "--limit", "2", "--compare",
+        "--limit", "2", "--compare", "--processes", "2",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     counted, differences = done.stdout.splitlines()[:4], done.stdout.splitlines()[4:]
