@@ -19,10 +19,10 @@ DTYPE = torch.float16
 
 
 class Eagle1Exporter(SampleFiles):
-    """{index}/data_{i}.ckpt."""
+    """data/{index}/data_{i}.ckpt. The trainer loads every file below the folder it is given, so `data` holds nothing else."""
 
     def __init__(self, job: ExportJob) -> None:
-        super().__init__(job, lambda number: job.dest / f"{number // GROUP:06d}" / f"data_{number:08d}.ckpt")
+        super().__init__(job, lambda number: job.dest / "data" / f"{number // GROUP:06d}" / f"data_{number:08d}.ckpt")
         self._final = job.final_state("post", NAME)
         if job.captured.taps.K:
             job.note(f"{NAME} has no auxiliary layers: those of the capture are left out")

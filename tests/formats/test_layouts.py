@@ -126,7 +126,7 @@ def test_angelslim_dflash_has_no_last_states(dump, expected, tmp_path) -> None:
 
 def test_eagle1_holds_post_norm_as_float16(dump32, expected32, tmp_path) -> None:
     dest = exported(dump32, tmp_path / "d", "eagle1")
-    assert "000000/data_00000004.ckpt" in file_names(dest)
+    assert sorted(file_names(dest / "data")) == [f"000000/data_0000000{i}.ckpt" for i in range(5)]
     for values, sample in zip(containers(dest, ".ckpt"), expected32, strict=True):
         assert set(values) == {"input_ids", "hidden_state", "loss_mask"}
         assert_equal(values["hidden_state"], sample.post.half())

@@ -1,7 +1,7 @@
 """Our exports in the trainers' own loaders; each test is skipped where that trainer is not installed.
 
-The trainers come with `tests/requirements-peers.txt`. AngelSlim's package lacks the part that reads, DeepSpec has no package,
-and EAGLE-1's reader cannot be imported: their layouts are held by test_layouts.py alone.
+The trainers come with `tests/requirements-peers.txt`. AngelSlim, DeepSpec and EAGLE-1, which cannot be imported
+as they are, are in test_peer_code.py.
 """
 
 import json
