@@ -7,13 +7,14 @@ import accelerate
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM
 
 from hiddentap.capture.mixin import with_capture
 from hiddentap.hooks import tap
 from hiddentap.models.decoder import DecoderNotFoundError, find_decoder
 from support import kimi_k3, tiny
-from support.recorder import equal
+from support.quantised import quantised_llama
+from support.recorder import equal, record
 
 IDS = tiny.token_ids(2, 6)
 
@@ -87,26 +88,20 @@ def test_a_lora_model_is_tapped_with_its_adapters_at_work() -> None:
     assert equal(output.aux_hidden_states[1], seen[0])
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_a_quantised_model_gives_states_in_the_dtype_it_computes_in(bits: int, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    tiny.build_llama(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path)
-    settings = BitsAndBytesConfig(load_in_8bit=bits == 8, load_in_4bit=bits == 4)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=settings, device_map={"": "cpu"})
-        with torch.no_grad():
-            model(IDS)
-    except (RuntimeError, ImportError) as unable:
-        pytest.skip(f"bitsandbytes cannot run {bits}-bit layers on this machine: {unable}")
-    seen = []
+@pytest.mark.parametrize(("bits", "linear"), [(8, "Linear8bitLt"), (4, "Linear4bit")])
+def test_a_quantised_models_states_are_those_that_its_own_layers_give(bits: int, linear: str, tmp_path: Path) -> None:
+    model = quantised_llama(tmp_path, bits)
+    assert type(model.model.layers[2].mlp.up_proj).__name__ == linear
+    seen = record(model, IDS, use_cache=False)[0].of("model.layers.2")[0].outputs[""]
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    rounded = record(plain, IDS, use_cache=False)[0].of("model.layers.2")[0].outputs[""]
+    assert 0 < (seen - rounded).norm() / rounded.norm() < 0.5
     with torch.no_grad():
-        handle = model.model.layers[2].register_forward_hook(lambda module, args, output: seen.append(output.clone()))
-        model(IDS, use_cache=False)
-        handle.remove()
         with tap(model, [2]) as t:
             state = t.run(IDS).aux_hidden_states[0]
-    assert state.dtype == seen[0].dtype
-    assert equal(state, seen[0])
+        output = capturing(model, [2])(IDS, use_cache=False)
+    assert equal(state, seen)
+    assert equal(output.aux_hidden_states[0], seen)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
