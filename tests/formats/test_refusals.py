@@ -227,3 +227,10 @@ def test_rows_that_are_not_finite_in_the_layouts_dtype_are_refused(captured, tmp
         LayoutError, match=r"sample '../../etc/passwd', the last hidden states: 7 row\(s\), the first at token 0"
     ):
         export_dataset(ExportSettings(dump, "eagle1", tmp_path / "d"))
+
+
+def test_a_link_to_nothing_is_no_destination(headless: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    assert f"{tmp_path}/link is a link to {tmp_path}/gone, which does not exist; make that folder" in refusal(
+        headless, tmp_path / "link", "automodel-eagle3", UsageError
+    )
