@@ -152,6 +152,33 @@ def model_skeleton(source: ModelSource) -> nn.Module:
     return model
 
 
+def describe_model(source: ModelSource) -> LoadedModel:
+    """The model of `source` on the meta device, in the dtype it computes in: all that is known of it but its weights' values.
+
+    Raises:
+        CheckpointError, ModelLoadError: as `load_model`, but for what only loading the weights shows.
+    """
+    config = load_config(source)
+    folder = _folder(source)
+    check_files(folder)
+    model = model_skeleton(source)
+    stated = getattr(config, "dtype", None)
+    if source.dtype != "auto":
+        model.to(getattr(torch, source.dtype))
+    elif isinstance(stated, torch.dtype):
+        model.to(stated)
+    return LoadedModel(
+        model=model.eval().requires_grad_(False),
+        source=source,
+        folder=folder,
+        config_hash=config_hash(config),
+        weights=fingerprint(folder),
+        revision=getattr(config, "_commit_hash", None),
+        weights_dtype=_main_dtype(model),
+        notes=(),
+    )
+
+
 def _folder(source: ModelSource) -> Path:
     path = cached_file(source.name, "config.json", revision=source.revision)
     return Path(path).parent

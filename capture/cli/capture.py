@@ -10,6 +10,7 @@ import click
 
 from .options import (
     compute_options,
+    key_values,
     layer_ids,
     model_options,
     model_source,
@@ -82,10 +83,13 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--engine",
-    type=click.Choice(["hf"]),
+    type=click.Choice(["hf", "vllm"]),
     default="hf",
     show_default=True,
-    help="What runs the forwards; hf: the Hugging Face model in this process.",
+    help="What runs the forwards; hf: the Hugging Face model in this process, vllm: vLLM (extra vllm).",
+)
+@click.option(
+    "--engine-option", multiple=True, metavar="K=V", help="Argument of vllm.LLM, such as tensor_parallel_size=8."
 )
 @click.option("--dry-run", is_flag=True, help="Only say what the run would capture, fill and take.")
 @click.option("--force", is_flag=True, help="Start even if the disk has too little room.")
@@ -158,6 +162,7 @@ def _settings(given: dict[str, Any]) -> Any:
         on_bad_values=given["on_bad_values"],
         force=given["force"],
         engine=given["engine"],
+        engine_options=key_values(given["engine_option"], "--engine-option"),
     )  # fmt: skip
 
 

@@ -10,12 +10,12 @@ import click
 from .options import (
     compute_options,
     input_options,
+    key_values,
     layer_ids,
     model_options,
     model_source,
     quiet_option,
     tap_options,
-    template_arguments,
     template_text,
 )
 
@@ -121,7 +121,7 @@ def _settings(given: dict[str, Any]) -> GenerationSettings:
             given["shard_rows"],
         ),
         chat_template=template_text(given["chat_template"]),
-        template_args=template_arguments(given["template_arg"]),
+        template_args=key_values(given["template_arg"], "--template-arg"),
         limit=given["limit"],
     )  # fmt: skip
 

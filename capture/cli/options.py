@@ -28,13 +28,13 @@ def layer_ids(text: str | None) -> tuple[int | str, ...] | None:
     return tuple(int(part) if _INTEGER.fullmatch(part) else part for part in parts)
 
 
-def template_arguments(pairs: tuple[str, ...]) -> dict[str, Any]:
+def key_values(pairs: tuple[str, ...], option: str) -> dict[str, Any]:
     """``K=V`` pairs; V is read as JSON where it is JSON (false, 3, "x", [1]) and is a string otherwise."""
     arguments = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise click.BadParameter(f"expected K=V; got {pair!r}.", param_hint="--template-arg")
+            raise click.BadParameter(f"expected K=V; got {pair!r}.", param_hint=option)
         try:
             arguments[name] = json.loads(value)
         except ValueError:
@@ -63,7 +63,7 @@ def text_settings(given: Mapping[str, Any]) -> TextSettings:
         think=given["think"],
         ids_format=given["ids_format"],
         chat_template=template_text(given["chat_template"]),
-        template_args=template_arguments(given["template_arg"]),
+        template_args=key_values(given["template_arg"], "--template-arg"),
         strict=given["strict"],
         limit=given["limit"],
         workers=given["tokenise_workers"],

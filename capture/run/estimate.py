@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...models.loading import load_model
 from ..data import Audit, Item, RejectGate, Sample, audit, tokenise
 from .batches import TokenBatch, batch_end, token_batch
 from .engine import Engine
-from .hugging_face import attach, attached_engine
+from .offline import backend_of
 from .progress import Silent
+from .ranks import Ranks
 from .resuming import fitted_to
 from .settings import STORE_DTYPES, CaptureSettings
 from .space import bytes_of_rows, free_bytes
@@ -52,8 +52,8 @@ class RunEstimate:
 
 def estimate_run(settings: CaptureSettings) -> RunEstimate:
     """Tokenise the input of `settings`, time a few forwards, and add up; raises as `capture_dataset` does."""
-    loaded = load_model(settings.model)
-    attached, collector = attach(loaded.model, settings)
+    backend = backend_of(settings, Ranks())
+    attached = backend.attached
     today = datetime.date.today().isoformat()
     options = fitted_to(attached.decoder, settings.text, Silent()).tokenise_options(
         settings.model, date=today, vocab_rows=attached.decoder.vocab_rows
@@ -63,7 +63,8 @@ def estimate_run(settings: CaptureSettings) -> RunEstimate:
     gate = RejectGate(settings.text.allow_rejects, strict=settings.text.strict)
     counted = audit(_keeping(items, kept), gate)
     dtype = STORE_DTYPES[settings.store_dtype] if settings.store_dtype else attached.dtype
-    with attached_engine(attached, collector, dtype, settings.tap_names(attached.taps)) as engine:
+    longest = max((len(sample.input_ids) for sample in kept), default=1)
+    with backend.engine(dtype, longest) as engine:
         speed = _tokens_per_second(engine, kept, 1 if settings.exact else settings.batch_tokens or BATCH_TOKENS)
     return RunEstimate(counted, bytes_of_rows(attached.columns(dtype), counted.tokens), free_bytes(settings.out), speed)
 

@@ -11,6 +11,7 @@ from ..store import Manifest, OutputFolder, Plan, Reject
 from .hugging_face import AttachedModel
 from .pace import Pace
 from .resuming import sealed_shards
+from .steady_pace import SteadyPace
 from .summary import RunSummary
 
 
@@ -33,7 +34,7 @@ class Effort:
     tokens: int
     seconds: float
     shards_before: int
-    pace: Pace | None
+    pace: Pace | SteadyPace | None
 
 
 def finish(

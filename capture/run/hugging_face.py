@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,12 +23,13 @@ from ...hooks import (
 from ...models.call import input_device, without_cache
 from ...models.decoder import Decoder, find_decoder
 from ...models.errors import UsageError
+from ...models.loading import LoadedModel
 from ...models.pipeline import pipeline_group_of
 from ..mixin import require_single_stage
-from ..outputs import CompositeDeviceAuxiliaryOutput, DeviceAuxiliaryOutput, DeviceHiddenStates, RowLayout
+from ..outputs import DeviceAuxiliaryOutput, RowLayout
 from ..store import Column, capture_columns, generation_columns
 from .batches import TokenBatch
-from .row_faults import DeviceRowFaults, fault_codes
+from .checked_rows import RowCheck
 from .settings import CaptureSettings
 
 
@@ -68,13 +69,17 @@ class HuggingFaceEngine:
         self, attached: AttachedModel, collector: Collector, store_dtype: torch.dtype, tap_names: tuple[str, ...]
     ) -> None:
         """`tap_names`: what the taps are called where a fault of their rows is told, in slot order."""
-        self._collector, self._store_dtype, self._tap_names = collector, store_dtype, tap_names
+        self._collector = collector
         self._attached, self._model = attached, attached.decoder.model
         self._compiled = ExitStack()
         self._arguments = without_cache(self._model)
         self.device = input_device(self._model)
-        # Made once: a tensor made from a list on an accelerator waits for it.
-        self._zero_is_fault = torch.tensor([b > 0 for b in attached.taps.boundaries], device=self.device)
+        self._check = RowCheck.of(attached.taps, store_dtype, tap_names, self.device)
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        """What a shard says of the device that computed it."""
+        return {"device": self.device.type if self.device.type != "cuda" else torch.cuda.get_device_name(self.device)}
 
     def set_compiled(self, compiled: bool) -> None:
         """Run decoder layers compiled one by one, or as they are, from the next forward on."""
@@ -108,10 +113,7 @@ class HuggingFaceEngine:
             computed = {"aux_hidden_states": slots.aux_hidden_states, **computed}
         # A model spread over several devices gives its states on several; they leave from one.
         computed = {name: rows.to(self.device) for name, rows in computed.items()}
-        stored = {name: rows.to(self._store_dtype) for name, rows in computed.items()}
-        codes = torch.cat([self._codes(name, rows, stored[name]) for name, rows in computed.items()], 1)
-        faults = DeviceRowFaults(codes, layout, self._tap_names, self._store_dtype)
-        return CompositeDeviceAuxiliaryOutput((DeviceHiddenStates(stored | top, layout), faults))
+        return self._check.output(computed, layout, top)
 
     def _top_logits(self, post_norm: Tensor) -> dict[str, Tensor]:
         if self._attached.logits_head is None:
@@ -119,11 +121,6 @@ class HuggingFaceEngine:
         top = self._attached.logits_head.top(post_norm, self._attached.top_logits)
         columns = {"topk_logits": top.values, "topk_ids": top.ids, "topk_logsumexp": top.logsumexp}
         return {name: column.to(self.device) for name, column in columns.items()}
-
-    def _codes(self, name: str, computed: Tensor, stored: Tensor) -> Tensor:
-        if name != "aux_hidden_states":
-            return fault_codes(computed[:, None], stored[:, None], zero_is_fault=True)
-        return fault_codes(computed, stored, zero_is_fault=self._zero_is_fault)
 
 
 def attach(model: nn.Module, settings: CaptureSettings) -> tuple[AttachedModel, Collector]:
@@ -164,3 +161,18 @@ def attached_engine(
     finally:
         engine.set_compiled(False)
         collector.detach()
+
+
+@dataclass(frozen=True)
+class HuggingFaceBackend:
+    """A model in this process, and the taps to put on it."""
+
+    settings: CaptureSettings
+    loaded: LoadedModel
+    attached: AttachedModel
+    collector: Collector
+
+    def engine(self, store_dtype: torch.dtype, longest: int) -> AbstractContextManager[HuggingFaceEngine]:  # noqa: ARG002
+        """The engine, for samples of any length; its hooks are on the model inside the block alone."""
+        tap_names = self.settings.tap_names(self.attached.taps)
+        return attached_engine(self.attached, self.collector, store_dtype, tap_names)

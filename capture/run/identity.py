@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..data import TokenisationIdentity, source_identity
 from ..store import FORMAT_VERSION
 from .hugging_face import AttachedModel
 from .settings import CaptureSettings
+from .vllm import engine_identity
 
 _LIBRARIES = ("torch", "transformers", "safetensors", "tokenizers")
 
@@ -28,22 +29,30 @@ def run_identity(
         "taps": _taps(settings, attached),
         "compute_dtype": _name(attached.dtype),
         "store_dtype": settings.store_dtype or _name(attached.dtype),
-        "attn_implementation": _attention(attached),
+        "attn_implementation": _attention(settings, attached),
         "top_logits": settings.top_logits,
-        "mode": "exact" if settings.exact else "batched",
+        "mode": _mode(settings),
         "tokenisation": tokenisation.as_dict(),
         "data": [source_identity(source) for source in settings.data],
         "limit": settings.text.limit,
         "shard_rows": settings.shard_rows,
         # Whether such a sample ends the run or only itself changes no sealed shard.
         "on_bad_values": "keep" if settings.on_bad_values == "keep" else "reject",
+        **({"engine_options": engine_identity(settings.engine_options)} if settings.engine == "vllm" else {}),
     }
 
 
 def shard_metadata(
-    identity: dict[str, Any], sources: Sequence[str], mask_rules: dict[str, int], device: torch.device, compiled: str
+    identity: dict[str, Any],
+    sources: Sequence[str],
+    mask_rules: dict[str, int],
+    made_with: Mapping[str, str],
+    compiled: str,
 ) -> dict[str, Any]:
-    """What each shard says of itself: the identity, and what may differ between runs that agree."""
+    """What each shard says of itself: the identity, and what may differ between runs that agree.
+
+    made_with: what the engine says of itself: the device that it computes on, and its library.
+    """
     return {
         **identity,
         "sources": list(sources),
@@ -52,9 +61,9 @@ def shard_metadata(
             "hiddentap": version("hiddentap"),
             **{name: version(name) for name in _LIBRARIES},
             "python": platform.python_version(),
-            "device": device.type if device.type != "cuda" else torch.cuda.get_device_name(device),
             "processor": platform.machine(),
             "threads": torch.get_num_threads(),
+            **made_with,
             # "auto": layers may have been compiled, for the whole shard or a part of it.
             "compiled": compiled,
         },
@@ -88,7 +97,15 @@ def _taps(settings: CaptureSettings, attached: AttachedModel) -> dict[str, Any]:
     }
 
 
-def _attention(attached: AttachedModel) -> str | None:
+def _mode(settings: CaptureSettings) -> str:
+    if settings.engine == "vllm":
+        return "vllm"
+    return "exact" if settings.exact else "batched"
+
+
+def _attention(settings: CaptureSettings, attached: AttachedModel) -> str | None:
+    if settings.engine == "vllm":
+        return "vllm"
     config = getattr(attached.decoder.model, "config", None)
     return getattr(config, "_attn_implementation", None)
 

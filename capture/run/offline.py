@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from typing import TypeAlias
 
 import torch
 
-from ...hooks import Collector
 from ...models.loading import LoadedModel, load_model
 from ..store import OutputFolder, Plan, PlannedShard
 from .budget import TokenBudget
 from .finishing import Effort, finish
 from .head import write_head
-from .hugging_face import AttachedModel, HuggingFaceEngine, attach, attached_engine
+from .hugging_face import AttachedModel, HuggingFaceBackend, HuggingFaceEngine, attach
 from .identity import shard_metadata
 from .pace import Pace
 from .progress import Progress, Silent
@@ -22,8 +22,12 @@ from .resuming import prepare_folder, sealed_shards
 from .settings import STORE_DTYPES, CaptureSettings
 from .shard_run import ShardRun
 from .speeds import Speeds, speed_key
+from .steady_pace import SteadyPace
 from .stopping import Stopping
 from .summary import RunSummary
+from .vllm import VllmBackend, VllmEngine, require_vllm_can
+
+Backend: TypeAlias = HuggingFaceBackend | VllmBackend
 
 
 def capture_dataset(
@@ -43,9 +47,18 @@ def capture_dataset(
         return _captured(settings, ranks, ranks.shared(progress or Silent()), stopping)
 
 
-def _captured(settings: CaptureSettings, ranks: Ranks, progress: Progress, stopping: Stopping) -> RunSummary:
+def backend_of(settings: CaptureSettings, ranks: Ranks) -> Backend:
+    """The model of `settings`, opened for its engine; raises as `load_model` and `attach`, or `require_vllm_can`, do."""
+    if settings.engine == "vllm":
+        require_vllm_can(settings)
+        return VllmBackend.of(settings)
     loaded = load_model(ranks.placed(settings.model))
-    attached, collector = attach(loaded.model, settings)
+    return HuggingFaceBackend(settings, loaded, *attach(loaded.model, settings))
+
+
+def _captured(settings: CaptureSettings, ranks: Ranks, progress: Progress, stopping: Stopping) -> RunSummary:
+    backend = backend_of(settings, ranks)
+    loaded, attached = backend.loaded, backend.attached
     folder = OutputFolder(settings.out)
     with folder.lock() if ranks.is_first else nullcontext():
         if ranks.is_first:
@@ -58,7 +71,7 @@ def _captured(settings: CaptureSettings, ranks: Ranks, progress: Progress, stopp
         progress.planned(plan.M, plan.R, sum(s.M for s in done.values()), sum(s.R for s in done.values()))
         ranks.meet("all know what is done", stopping.check)
         left = [planned for planned in plan.shards if planned.index not in done]
-        effort = _fill(settings, plan, left, folder, loaded, attached, collector, ranks, progress, stopping)
+        effort = _fill(settings, plan, left, folder, backend, ranks, progress, stopping)
         ranks.meet("all shards are sealed", stopping.check)
         loaded.require_unchanged()
         summary = finish(plan, folder, effort, attached, loaded, write=ranks.is_first)
@@ -71,25 +84,25 @@ def _fill(
     plan: Plan,
     left: list[PlannedShard],
     folder: OutputFolder,
-    loaded: LoadedModel,
-    attached: AttachedModel,
-    collector: Collector,
+    backend: Backend,
     ranks: Ranks,
     progress: Progress,
     stopping: Stopping,
 ) -> Effort:
     """Capture the shards that are left, or this rank's part of them."""
+    if not left:  # opening an engine can take minutes
+        return Effort(0, 0.0, len(plan.shards), None)
     store_dtype = STORE_DTYPES[plan.identity["store_dtype"]]
     tokens = sum(planned.R for planned in left)
-    with attached_engine(attached, collector, store_dtype, settings.tap_names(attached.taps)) as engine:
-        pace = _pace(settings, loaded, attached, engine, tokens, progress)
+    with backend.engine(store_dtype, int(plan.lengths.max(initial=1))) as engine:
+        pace = _pace(settings, backend, engine, tokens, progress)
         compiled = "off" if settings.exact else settings.compile
         run = ShardRun(
             plan,
             folder,
             engine,
-            attached.columns(store_dtype),
-            shard_metadata(plan.identity, plan.sources, plan.extra["mask_rules"], engine.device, compiled),
+            backend.attached.columns(store_dtype),
+            shard_metadata(plan.identity, plan.sources, plan.extra["mask_rules"], engine.made_with, compiled),
             pace,
             settings.on_bad_values,
             progress,
@@ -102,22 +115,23 @@ def _fill(
 
 def _pace(
     settings: CaptureSettings,
-    loaded: LoadedModel,
-    attached: AttachedModel,
-    engine: HuggingFaceEngine,
+    backend: Backend,
+    engine: HuggingFaceEngine | VllmEngine,
     tokens: int,
     progress: Progress,
-) -> Pace | None:
+) -> Pace | SteadyPace | None:
+    if isinstance(engine, VllmEngine):
+        return SteadyPace(engine, settings.batch_tokens or VllmEngine.BATCH_TOKENS)
     if settings.exact:
         return None
     fixed = settings.batch_tokens
     budget = TokenBudget.probing(engine.device) if fixed is None else TokenBudget.fixed(fixed)
-    known = Speeds.of_user().read(_speed_key(loaded, attached, engine.device))
+    known = Speeds.of_user().read(_speed_key(backend.loaded, backend.attached, engine.device))
     return Pace(engine, budget, settings.compile, tokens, progress.note, known)
 
 
 def _remember(
-    pace: Pace | None, loaded: LoadedModel, attached: AttachedModel, ranks: Ranks, progress: Progress
+    pace: Pace | SteadyPace | None, loaded: LoadedModel, attached: AttachedModel, ranks: Ranks, progress: Progress
 ) -> None:
     """Keep what was measured for the next run; a cache folder that cannot be written is worth a word and no more."""
     if pace is None or pace.measured is None or not ranks.is_first:

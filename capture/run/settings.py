@@ -16,7 +16,7 @@ from ...models.loading import ModelSource
 from ..data import TokeniseOptions
 from .layer_choice import LayerChoice
 
-EngineName = Literal["hf"]
+EngineName = Literal["hf", "vllm"]
 CompileMode = Literal["auto", "on", "off"]
 OnBadValues = Literal["reject", "raise", "keep"]
 STORE_DTYPES: Mapping[str, torch.dtype] = {
@@ -90,7 +90,8 @@ class CaptureSettings:
         shard_rows: most rows of one shard; a longer sample has a shard of its own.
         on_bad_values: what becomes of a sample with rows that are not finite or all zero.
         force: start even if the disk has too little room for the whole run.
-        engine: what runs the forwards; ``hf``: the Hugging Face model in this process.
+        engine: what runs the forwards; ``hf``: the Hugging Face model in this process, ``vllm``: vLLM.
+        engine_options: arguments of `vllm.LLM`, such as ``{"tensor_parallel_size": 8}``.
     """
 
     model: ModelSource
@@ -114,6 +115,7 @@ class CaptureSettings:
     on_bad_values: OnBadValues = "reject"
     force: bool = False
     engine: EngineName = "hf"
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out))
@@ -124,6 +126,10 @@ class CaptureSettings:
             raise UsageError(f"store_dtype must be one of {', '.join(STORE_DTYPES)}; got {self.store_dtype!r}.")
         if self.engine not in get_args(EngineName):
             raise UsageError(f"engine must be one of {', '.join(get_args(EngineName))}; got {self.engine!r}.")
+        if self.engine_options and self.engine != "vllm":
+            raise UsageError(
+                f"engine options ({', '.join(self.engine_options)}) are for the engine vllm; got {self.engine!r}."
+            )
         if self.on_bad_values not in get_args(OnBadValues):
             raise UsageError(f"on_bad_values must be reject, raise or keep; got {self.on_bad_values!r}.")
         for name in ("batch_tokens", "shard_rows"):

@@ -20,6 +20,7 @@ from .pace import Pace
 from .progress import Progress
 from .row_faults import RowFault
 from .settings import OnBadValues
+from .steady_pace import SteadyPace
 
 # Batches that may wait for the disk: enough to keep the forward busy through a seal, few enough to keep memory flat.
 WAITING_BATCHES = 2
@@ -81,7 +82,7 @@ class ShardRun:
     engine: Engine
     columns: Sequence[Column]
     metadata: Mapping[str, Any]
-    pace: Pace | None
+    pace: Pace | SteadyPace | None
     on_bad_values: OnBadValues
     progress: Progress
     check_stop: Callable[[], None]

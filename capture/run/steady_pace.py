@@ -1,0 +1,34 @@
+"""Batches of one size, for an engine that orders its own work inside each of them."""
+
+from __future__ import annotations
+
+import torch
+
+from ..outputs import DeviceAuxiliaryOutput
+from .batches import TokenBatch
+from .engine import Engine
+
+
+class SteadyPace:
+    """Runs batches of `batch_tokens` positions, or of fewer once one did not fit; nothing is tried out."""
+
+    measured = None
+    """Nothing is learnt that a later run could use."""
+
+    def __init__(self, engine: Engine, batch_tokens: int) -> None:
+        self._engine, self.batch_tokens = engine, batch_tokens
+
+    @property
+    def device(self) -> torch.device:
+        return self._engine.device
+
+    def next_size(self) -> int:
+        """Positions of the next batch."""
+        return self.batch_tokens
+
+    def forward(self, batch: TokenBatch, size: int) -> DeviceAuxiliaryOutput:  # noqa: ARG002 - of every size the same
+        return self._engine.forward(batch)
+
+    def limit(self, most: int) -> None:
+        """A batch of more than `most` positions did not fit."""
+        self.batch_tokens = min(self.batch_tokens, most)

@@ -1,0 +1,79 @@
+"""Rows between vLLM's cache and the run: which a step makes, and the memory they come to."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hiddentap.capture.run.vllm.arena import ArenaShape, RowArena
+from hiddentap.capture.run.vllm.pieces import Piece, pieces_of, write_pieces
+
+
+@pytest.fixture
+def arena():
+    made = RowArena.make(ArenaShape(20, 2, 3, "float32"))
+    made.clear(20)
+    yield made
+    made.close()
+
+
+def request(req_id: str, ids: list[int] | None, row: int | None, computed: int = 0) -> SimpleNamespace:
+    extra = None if row is None else {"kv_transfer_params": {"hiddentap_row": row}}
+    return SimpleNamespace(
+        req_id=req_id,
+        prompt_token_ids=ids,
+        block_ids=([1, 2], [8, 9]),
+        num_computed_tokens=computed,
+        sampling_params=SimpleNamespace(extra_args=extra),
+    )
+
+
+def test_a_step_makes_the_rows_of_the_requests_that_name_a_place() -> None:
+    requests = [request("a", [5, 6, 7], 40), request("warm-up", [1, 1], None), request("b", [9], 43)]
+    pieces = pieces_of(requests, {"a": 3, "warm-up": 2, "b": 1}, group=1)
+    assert pieces == (Piece(40, (5, 6, 7), (8, 9)), Piece(43, (9,), (8, 9)))
+
+
+def test_of_a_prompt_that_a_step_computes_in_part_only_that_part_is_a_piece() -> None:
+    assert pieces_of([request("a", [5, 6, 7], 0)], {"a": 2}, group=0) == (Piece(0, (5, 6), (1, 2)),)
+    assert pieces_of([request("a", [5, 6, 7], 0, computed=2)], {"a": 1}, group=0) == ()
+    assert pieces_of([request("embeds", None, 0)], {"embeds": 1}, group=0) == ()
+
+
+def test_rows_are_taken_from_the_blocks_of_their_request_in_order(arena: RowArena) -> None:
+    block, k, slot, h = torch.meshgrid(*(torch.arange(n) for n in (6, 2, 4, 3)), indexing="ij")
+    cache = (1000.0 * block + 100 * k + 10 * slot + h).float()
+    write_pieces([Piece(3, (11, 12, 13, 14, 15), (5, 2, 0)), Piece(0, (21, 22), (4,))], cache, arena)
+    assert arena.token_ids[:9].tolist() == [21, 22, -1, 11, 12, 13, 14, 15, -1]
+    assert arena.states[3:8, 0, 0].tolist() == [5000, 5010, 5020, 5030, 2000]
+    assert arena.states[7].tolist() == [[2000, 2001, 2002], [2100, 2101, 2102]]
+    assert arena.states[0:2, 1, 2].tolist() == [4102, 4112]
+
+
+def test_another_process_writes_into_the_same_memory(arena: RowArena) -> None:
+    # Token ids are first, 4 bytes each; the states begin at the next multiple of 64: 128 for 20 rows.
+    program = (
+        "import mmap, struct, sys\n"
+        "with open(sys.argv[1], 'r+b') as file:\n"
+        "    memory = mmap.mmap(file.fileno(), 0)\n"
+        "struct.pack_into('<i', memory, 4 * 2, 77)\n"
+        "struct.pack_into('<3f', memory, 128 + 4 * (2 * 6 + 3), 1.5, -2.0, 8.0)\n"
+    )
+    subprocess.run([sys.executable, "-S", "-c", program, arena.path], check=True)
+    assert arena.token_ids[:4].tolist() == [-1, -1, 77, -1]
+    assert arena.states[2].tolist() == [[0, 0, 0], [1.5, -2.0, 8.0]]
+
+
+def test_a_second_opening_of_the_path_sees_the_same_rows_in_half_precision() -> None:
+    shape = ArenaShape(5, 1, 4, "bfloat16")
+    one = RowArena.make(shape)
+    two = RowArena.at(one.path, ArenaShape(**shape.as_json()))
+    two.write(4, torch.tensor([9]), torch.tensor([[[1.0, 2.0, 3.0, -4.0]]]))
+    assert (int(one.token_ids[4]), one.states[4].tolist()) == (9, [[1.0, 2.0, 3.0, -4.0]])
+    assert one.states.dtype == torch.bfloat16
+    one.clear(5)
+    assert two.token_ids.tolist() == [-1] * 5
+    one.close()
+    two.close()
