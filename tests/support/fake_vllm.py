@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 CONNECTOR = "hiddentap.capture.run.vllm.connector"
+KEEPER = "cache_only_layers.4"
 BLOCK, BLOCKS = 4, 200
 
 
@@ -36,12 +37,6 @@ class SupportsHMA: ...
 
 
 class KVConnectorMetadata: ...
-
-
-class HiddenStateCacheSpec: ...
-
-
-class FullAttentionSpec: ...
 
 
 KVConnectorRole = SimpleNamespace(SCHEDULER="scheduler", WORKER="worker")
@@ -67,6 +62,21 @@ class Faults:
     opened: list[Any] = field(default_factory=list)
 
 
+@dataclass
+class Request:
+    req_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+    def as_new(self) -> Any:
+        return SimpleNamespace(
+            req_id=self.req_id, prompt_token_ids=self.prompt_token_ids, sampling_params=self.sampling_params,
+            num_computed_tokens=0, block_ids=([7] * len(self.blocks), list(self.blocks)),
+        )  # fmt: skip
+
+
 class LLM:
     """Opened with vLLM's arguments, which stay readable as `arguments`."""
 
@@ -84,58 +94,69 @@ class LLM:
         transfer = arguments["kv_transfer_config"]
         made = getattr(importlib.import_module(transfer["kv_connector_module_path"]), transfer["kv_connector"])
         config = SimpleNamespace(kv_transfer_config=SimpleNamespace(**transfer))
-        attention = SimpleNamespace(kv_cache_spec=FullAttentionSpec(), layer_names=["a", "b"])
-        hidden = SimpleNamespace(kv_cache_spec=HiddenStateCacheSpec(), layer_names=["hidden"])
-        caches = SimpleNamespace(kv_cache_groups=[attention, hidden])
+        sliding = SimpleNamespace(layer_names=["model.layers.0.attn"])
+        full = SimpleNamespace(layer_names=["model.layers.1.attn", KEEPER])
+        caches = SimpleNamespace(kv_cache_groups=[sliding, full])
         self.scheduler = made(config, KVConnectorRole.SCHEDULER, caches)
         self.worker = made(config, KVConnectorRole.WORKER, caches)
         self.cache = torch.full((BLOCKS, len(self.ids), BLOCK, self.model.config.hidden_size), torch.nan)
         self.cache = self.cache.to(self.model.dtype)
-        self.worker.register_kv_caches({"a": torch.zeros(1), "hidden": self.cache})
+        self.worker.register_kv_caches({"model.layers.0.attn": torch.zeros(1), KEEPER: self.cache})
 
     def _shut_down(self) -> None:
         self.closed = True
 
     def generate(self, prompts: list[dict[str, Any]], params: list[SamplingParams], use_tqdm: bool) -> None:
+        """Steps of at most `max_num_batched_tokens` tokens; a prompt that does not fit goes on in the next one."""
         if self.faults.fail:
             raise RuntimeError(self.faults.fail)
-        step: list[Any] = []
-        for number, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
-            if number == self.faults.forget:
-                continue
-            request = self._request(number, list(prompt["prompt_token_ids"]), asked)
-            if sum(len(r.prompt_token_ids) for r in [*step, request]) > self.arguments["max_num_batched_tokens"]:
-                self._run(step)
-                step = []
-            step.append(request)
-        self._run(step)
-
-    def _request(self, number: int, ids: list[int], asked: SamplingParams) -> Any:
-        if self.faults.change_token:
-            ids[-1] = (ids[-1] + 1) % 50
-        return SimpleNamespace(
-            req_id=f"r{number}", prompt_token_ids=ids, sampling_params=asked, num_computed_tokens=0, block_ids=None
-        )
-
-    def _run(self, step: list[Any]) -> None:
         free = torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(5)).tolist()
-        scheduled = {}
-        for request in step:
-            S = len(request.prompt_token_ids)
-            blocks = [free.pop() for _ in range(-(-(S + 1) // BLOCK))]
-            request.block_ids = ([7] * len(blocks), blocks)
-            scheduled[request.req_id] = S if self.faults.cut is None else min(S, self.faults.cut)
-            self._fill(request.prompt_token_ids, blocks)
-        metadata = self.scheduler.build_connector_meta(
-            SimpleNamespace(scheduled_new_reqs=step, num_scheduled_tokens=scheduled)
-        )
-        self.worker.bind_connector_metadata(metadata)
+        waiting = [
+            Request(f"r{i}", list(prompt["prompt_token_ids"]), asked)
+            for i, (prompt, asked) in enumerate(zip(prompts, params, strict=True))
+            if i != self.faults.forget
+        ]
+        if self.faults.change_token:
+            waiting[0].prompt_token_ids[-1] += 1
+        while waiting:
+            step, room = [], self.arguments["max_num_batched_tokens"]
+            for request in waiting:
+                count = min(room, len(request.prompt_token_ids) - request.computed)
+                if count:
+                    step.append((request, count))
+                    room -= count
+            self._run(step, free)
+            for request, count in step:
+                request.computed += count
+                if request.computed == len(request.prompt_token_ids):
+                    self.scheduler.request_finished_all_groups(SimpleNamespace(request_id=request.req_id), ())
+                    free += request.blocks
+            waiting = [r for r in waiting if r.computed < len(r.prompt_token_ids)]
+
+    def _run(self, step: list[tuple[Request, int]], free: list[int]) -> None:
+        new, known = [], SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set())
+        for request, count in step:
+            needed = -(-(request.computed + count) // BLOCK) - len(request.blocks)
+            blocks = [free.pop() for _ in range(needed)]
+            request.blocks += blocks
+            if request.computed == 0:
+                new.append(request.as_new())
+            else:
+                known.req_ids.append(request.req_id)
+                known.new_block_ids.append(([7] * needed, blocks) if blocks else None)
+                known.num_computed_tokens.append(request.computed)
+            self._fill(request, count)
+        scheduled = {request.req_id: count for request, count in step}
+        if self.faults.cut is not None:
+            scheduled = {req_id: min(count, self.faults.cut) for req_id, count in scheduled.items()}
+        output = SimpleNamespace(scheduled_new_reqs=new, scheduled_cached_reqs=known, num_scheduled_tokens=scheduled)
+        self.worker.bind_connector_metadata(self.scheduler.build_connector_meta(output))
         self.worker.wait_for_save()
 
-    def _fill(self, ids: list[int], blocks: list[int]) -> None:
-        states = self._states(ids)
-        for t in range(len(ids)):
-            self.cache[blocks[t // BLOCK], :, t % BLOCK] = states[t]
+    def _fill(self, request: Request, count: int) -> None:
+        states = self._states(request.prompt_token_ids)
+        for t in range(request.computed, request.computed + count):
+            self.cache[request.blocks[t // BLOCK], :, t % BLOCK] = states[t]
 
     @torch.no_grad()
     def _states(self, ids: list[int]) -> torch.Tensor:
@@ -168,10 +189,9 @@ def install(monkeypatch: pytest.MonkeyPatch, **faults: Any) -> Faults:
             "SupportsHMA": SupportsHMA,
         },
         "vllm.distributed.parallel_state": {"get_tensor_model_parallel_rank": lambda: 0},
-        "vllm.v1.kv_cache_interface": {"HiddenStateCacheSpec": HiddenStateCacheSpec},
     }
     parts = base.split(".")
-    parents = [".".join(parts[:i]) for i in range(1, len(parts))] + ["vllm.v1"]
+    parents = [".".join(parts[:i]) for i in range(1, len(parts))]
     for name in [*parents, *contents]:
         module = ModuleType(name)
         module.__spec__ = ModuleSpec(name, None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hiddentap.capture.run.vllm.arena import ArenaShape, RowArena
-from hiddentap.capture.run.vllm.pieces import Piece, pieces_of, write_pieces
+from hiddentap.capture.run.vllm.pieces import Piece, StepPieces, write_pieces
 
 
 @pytest.fixture
@@ -19,37 +19,63 @@ def arena():
     made.close()
 
 
-def request(req_id: str, ids: list[int] | None, row: int | None, computed: int = 0) -> SimpleNamespace:
+def request(req_id: str, ids: list[int] | None, row: int | None) -> SimpleNamespace:
     extra = None if row is None else {"kv_transfer_params": {"hiddentap_row": row}}
     return SimpleNamespace(
         req_id=req_id,
         prompt_token_ids=ids,
         block_ids=([1, 2], [8, 9]),
-        num_computed_tokens=computed,
+        num_computed_tokens=0,
         sampling_params=SimpleNamespace(extra_args=extra),
     )
 
 
+def step(scheduled: dict[str, int], *, new: tuple[SimpleNamespace, ...] = (), **known: object) -> SimpleNamespace:
+    nothing = {"req_ids": [], "new_block_ids": [], "num_computed_tokens": [], "resumed_req_ids": set()}
+    return SimpleNamespace(
+        scheduled_new_reqs=new, scheduled_cached_reqs=SimpleNamespace(**nothing | known), num_scheduled_tokens=scheduled
+    )
+
+
 def test_a_step_makes_the_rows_of_the_requests_that_name_a_place() -> None:
-    requests = [request("a", [5, 6, 7], 40), request("warm-up", [1, 1], None), request("b", [9], 43)]
-    pieces = pieces_of(requests, {"a": 3, "warm-up": 2, "b": 1}, group=1)
-    assert pieces == (Piece(40, (5, 6, 7), (8, 9)), Piece(43, (9,), (8, 9)))
+    new = (
+        request("a", [5, 6, 7], 40),
+        request("warm-up", [1, 1], None),
+        request("b", [9], 43),
+        request("embeds", None, 0),
+    )
+    pieces = StepPieces(1).of_step(step({"a": 3, "warm-up": 2, "b": 1, "embeds": 1}, new=new))
+    assert pieces == (Piece(40, 0, (5, 6, 7), (8, 9)), Piece(43, 0, (9,), (8, 9)))
 
 
-def test_of_a_prompt_that_a_step_computes_in_part_only_that_part_is_a_piece() -> None:
-    assert pieces_of([request("a", [5, 6, 7], 0)], {"a": 2}, group=0) == (Piece(0, (5, 6), (1, 2)),)
-    assert pieces_of([request("a", [5, 6, 7], 0, computed=2)], {"a": 1}, group=0) == ()
-    assert pieces_of([request("embeds", None, 0)], {"embeds": 1}, group=0) == ()
+def test_a_prompt_is_followed_over_steps_and_what_is_generated_after_it_has_no_rows() -> None:
+    steps = StepPieces(0)
+    assert steps.of_step(step({"a": 2}, new=(request("a", [5, 6, 7, 8], 10),))) == (Piece(10, 0, (5, 6), (1, 2)),)
+    more = step({"a": 1}, req_ids=["a"], new_block_ids=[None], num_computed_tokens=[2])
+    assert steps.of_step(more) == (Piece(12, 2, (7,), (1, 2)),)
+    last = step({"a": 3}, req_ids=["a"], new_block_ids=[([3], [4])], num_computed_tokens=[3])
+    assert steps.of_step(last) == (Piece(13, 3, (8,), (1, 2, 3)),)
+    beyond = step({"a": 1}, req_ids=["a"], new_block_ids=[None], num_computed_tokens=[4])
+    assert steps.of_step(beyond) == ()
+    steps.forget("a")
+    assert steps.of_step(more) == ()
+
+
+def test_a_request_that_was_set_back_has_its_new_blocks_alone() -> None:
+    steps = StepPieces(0)
+    steps.of_step(step({"a": 2}, new=(request("a", [5, 6, 7], 0),)))
+    again = step({"a": 3}, req_ids=["a"], new_block_ids=[([6, 3], [])], num_computed_tokens=[0], resumed_req_ids={"a"})
+    assert steps.of_step(again) == (Piece(0, 0, (5, 6, 7), (6, 3)),)
 
 
 def test_rows_are_taken_from_the_blocks_of_their_request_in_order(arena: RowArena) -> None:
     block, k, slot, h = torch.meshgrid(*(torch.arange(n) for n in (6, 2, 4, 3)), indexing="ij")
     cache = (1000.0 * block + 100 * k + 10 * slot + h).float()
-    write_pieces([Piece(3, (11, 12, 13, 14, 15), (5, 2, 0)), Piece(0, (21, 22), (4,))], cache, arena)
+    write_pieces([Piece(3, 0, (11, 12, 13, 14, 15), (5, 2, 0)), Piece(0, 3, (21, 22), (4, 1))], cache, arena)
     assert arena.token_ids[:9].tolist() == [21, 22, -1, 11, 12, 13, 14, 15, -1]
     assert arena.states[3:8, 0, 0].tolist() == [5000, 5010, 5020, 5030, 2000]
     assert arena.states[7].tolist() == [[2000, 2001, 2002], [2100, 2101, 2102]]
-    assert arena.states[0:2, 1, 2].tolist() == [4102, 4112]
+    assert arena.states[0:2, 1, 2].tolist() == [4132, 1102]
 
 
 def test_another_process_writes_into_the_same_memory(arena: RowArena) -> None:

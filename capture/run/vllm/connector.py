@@ -6,7 +6,6 @@ copies them out of the cache when the step is done. It runs on any device and wr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +17,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-from vllm.v1.kv_cache_interface import HiddenStateCacheSpec
 
 from ....models.errors import RunError
 from .arena import ArenaShape, RowArena
-from .pieces import Piece, pieces_of, write_pieces
+from .pieces import Piece, StepPieces, write_pieces
+
+# The list of layers, in vLLM's model for this, that hold the one that keeps hidden states.
+_KEEPER = "cache_only_layers"
 
 
 @dataclass
-class StepPieces(KVConnectorMetadata):  # type: ignore[misc]  # vLLM's types are not looked at
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM's types are not looked at
     """What the scheduler tells the workers of one step."""
 
     pieces: tuple[Piece, ...]
@@ -37,7 +38,8 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._group, self._layer = hidden_state_group(kv_cache_config)
+        group, self._layer = hidden_state_group(kv_cache_config)
+        self._steps = StepPieces(group)
         self._cache: Tensor | None = None
         self._arena: RowArena | None = None
         if role is KVConnectorRole.WORKER and get_tensor_model_parallel_rank() == 0:
@@ -52,13 +54,17 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Nothing is loaded, so nothing is to be noted."""
 
-    def build_connector_meta(self, scheduler_output: Any) -> StepPieces:
-        scheduled: Mapping[str, int] = scheduler_output.num_scheduled_tokens
-        return StepPieces(pieces_of(scheduler_output.scheduled_new_reqs, scheduled, self._group))
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        return StepMetadata(self._steps.of_step(scheduler_output))
 
-    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:  # noqa: ARG002
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:  # noqa: ARG002
         """The rows left with the step that made them, so the blocks are free at once."""
+        self._steps.forget(request.request_id)
         return False, None
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        """As `request_finished`, where a model has caches of several kinds."""
+        return self.request_finished(request, block_ids)
 
     # In a worker.
 
@@ -81,18 +87,16 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 
 def hidden_state_group(kv_cache_config: Any) -> tuple[int, str]:
-    """Which group of vLLM's caches is that of the hidden states, and the name of its only layer.
+    """Which group of vLLM's caches has the hidden states in it, and the name of the layer that does nothing but keep them.
 
     Raises:
-        RunError: no group holds that one layer alone.
+        RunError: there is not one such layer.
     """
     groups = kv_cache_config.kv_cache_groups
-    found = [
-        (i, group.layer_names[0])
-        for i, group in enumerate(groups)
-        if isinstance(group.kv_cache_spec, HiddenStateCacheSpec) and len(group.layer_names) == 1
-    ]
+    found = [(i, name) for i, group in enumerate(groups) for name in group.layer_names if _KEEPER in name.split(".")]
     if len(found) != 1:
-        told = ", ".join(f"{type(group.kv_cache_spec).__name__} x {len(group.layer_names)}" for group in groups)
-        raise RunError(f"vLLM keeps hidden states of this model in no cache of their own; its caches are {told}.")
+        raise RunError(
+            f"vLLM has {len(found)} layers that keep hidden states in the {len(groups)} groups of its caches; expected one. This "
+            "version of vLLM names them otherwise than those that were tried (0.32)."
+        )
     return found[0]

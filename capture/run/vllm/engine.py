@@ -96,7 +96,7 @@ def _require_same(found: Tensor, expected: Tensor) -> None:
     if len(missing):
         raise RunError(
             f"vLLM gave no hidden states for {len(missing)} of {len(expected)} tokens, the first at row {int(missing[0])} of its "
-            "batch; other engine options, such as a larger max_num_batched_tokens, may help, or --engine hf."
+            "batch; such samples are not stored. Other engine options may help, or --engine hf."
         )
     raise RunError(
         f"vLLM gave hidden states of other tokens than were asked for: {len(wrong)} rows, the first at row {row} of its batch "

@@ -109,9 +109,10 @@ def _arguments(
 ) -> dict[str, Any]:
     """Of `vllm.LLM`."""
     return {
-        "max_num_batched_tokens": max(_STEP_TOKENS, longest + 2),
+        "max_num_batched_tokens": _STEP_TOKENS,
         "enforce_eager": settings.compile == "off",
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         **settings.engine_options,
         "model": source.name,
         "revision": source.revision,
@@ -120,8 +121,7 @@ def _arguments(
         "dtype": arena.shape.dtype,
         # A sample must leave room for the token that is sampled and for the one that vLLM takes to be drafted; neither is run.
         "max_model_len": longest + 2,
-        # Every prompt is computed whole, in one step, and its own rows are all computed: none is taken from another prompt.
-        "enable_chunked_prefill": False,
+        # Every row is computed: none is taken from a prompt that begins alike.
         "enable_prefix_caching": False,
         "speculative_config": {
             "method": "extract_hidden_states",

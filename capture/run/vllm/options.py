@@ -9,7 +9,6 @@ from typing import Any
 TAKEN = frozenset(
     {
         "dtype",
-        "enable_chunked_prefill",
         "enable_prefix_caching",
         "kv_transfer_config",
         "max_model_len",

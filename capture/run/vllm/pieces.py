@@ -1,10 +1,10 @@
-"""Which rows a step of vLLM makes, and from where in its cache they are taken."""
+"""Which rows each step of vLLM makes, and from where in its cache they are taken."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,49 +15,83 @@ from .arena import RowArena
 ROW = "hiddentap_row"
 
 
-class NewRequest(Protocol):
-    """What is used of a request that vLLM schedules for the first time."""
-
-    req_id: str
-    prompt_token_ids: list[int] | None
-    block_ids: tuple[list[int], ...]
-    num_computed_tokens: int
-    sampling_params: Any
-
-
 @dataclass(frozen=True)
 class Piece:
-    """The first tokens of one request, all computed in one step.
+    """Tokens of one request that are computed in one step.
 
     Attributes:
-        row: where in the arena they go.
-        token_ids: (S,) what went in, as vLLM has it.
-        block_ids: the blocks of the cache that hold their states, in order.
+        row: where in the arena the first of them goes.
+        first: position of the first of them in its prompt.
+        token_ids: (S,) what goes in, as vLLM has it.
+        block_ids: the blocks of the cache that hold the prompt's states, from its position 0 on.
     """
 
     row: int
+    first: int
     token_ids: tuple[int, ...]
     block_ids: tuple[int, ...]
 
 
-def pieces_of(requests: Iterable[NewRequest], scheduled: Mapping[str, int], group: int) -> tuple[Piece, ...]:
-    """The pieces of one step.
+@dataclass
+class _Followed:
+    """A request that names a row, while vLLM works on it."""
 
-    Requests that name no row, as those by which vLLM warms up, are left out. A prompt that is not computed whole from its
-    start on gives a piece of what is; the rest stays unwritten and is missed by who reads the arena.
+    row: int
+    prompt: list[int]
+    blocks: list[int]
 
-    Args:
-        scheduled: how many tokens of each request the step computes.
-        group: which of a request's lists of blocks is that of the hidden states.
+    def piece(self, first: int, count: int) -> Piece | None:
+        """What is of the prompt among the `count` tokens from position `first` on."""
+        token_ids = self.prompt[first : first + count]
+        return Piece(self.row + first, first, tuple(token_ids), tuple(self.blocks)) if token_ids else None
+
+
+class StepPieces:
+    """Follows requests from step to step, for a prompt can be computed in several.
+
+    Requests that name no row, as those by which vLLM warms up, are left out.
     """
-    pieces = []
-    for request in requests:
-        row = _row(request.sampling_params)
-        if row is None or request.prompt_token_ids is None or request.num_computed_tokens:
-            continue
-        token_ids = request.prompt_token_ids[: scheduled[request.req_id]]
-        pieces.append(Piece(row, tuple(token_ids), tuple(request.block_ids[group])))
-    return tuple(pieces)
+
+    def __init__(self, group: int) -> None:
+        """`group`: which of a request's lists of blocks is that of the hidden states."""
+        self._group = group
+        self._followed: dict[str, _Followed] = {}
+
+    def of_step(self, step: Any) -> tuple[Piece, ...]:
+        """The pieces of `step`, a `SchedulerOutput` of vLLM."""
+        pieces = []
+        for req_id, first in self._scheduled(step):
+            followed = self._followed.get(req_id)
+            piece = followed.piece(first, step.num_scheduled_tokens[req_id]) if followed else None
+            if piece is not None:
+                pieces.append(piece)
+        return tuple(pieces)
+
+    def forget(self, req_id: str) -> None:
+        """The request is done with."""
+        self._followed.pop(req_id, None)
+
+    def _scheduled(self, step: Any) -> Iterator[tuple[str, int]]:
+        """Each request of the step and the position that it goes on from; notes what is new of them."""
+        for request in step.scheduled_new_reqs:
+            row = _row(request.sampling_params)
+            if row is not None and request.prompt_token_ids is not None:
+                blocks = list(request.block_ids[self._group])
+                self._followed[request.req_id] = _Followed(row, request.prompt_token_ids, blocks)
+                yield request.req_id, request.num_computed_tokens
+        known = step.scheduled_cached_reqs
+        for req_id, blocks, first in zip(known.req_ids, known.new_block_ids, known.num_computed_tokens, strict=True):
+            if req_id in self._followed:
+                self._add_blocks(req_id, blocks, anew=req_id in known.resumed_req_ids)
+                yield req_id, first
+
+    def _add_blocks(self, req_id: str, blocks: tuple[list[int], ...] | None, *, anew: bool) -> None:
+        """`anew`: the request was set back and its earlier blocks are not its own any more."""
+        followed = self._followed[req_id]
+        if anew:
+            followed.blocks = []
+        if blocks is not None:
+            followed.blocks.extend(blocks[self._group])
 
 
 def write_pieces(pieces: Sequence[Piece], cache: Tensor, arena: RowArena) -> None:
@@ -67,7 +101,7 @@ def write_pieces(pieces: Sequence[Piece], cache: Tensor, arena: RowArena) -> Non
     """
     block_size = cache.shape[2]
     for piece in pieces:
-        positions = torch.arange(len(piece.token_ids))
+        positions = torch.arange(piece.first, piece.first + len(piece.token_ids))
         blocks = torch.tensor(piece.block_ids)[positions // block_size].to(cache.device)
         rows = cache[blocks, :, (positions % block_size).to(cache.device)]
         arena.write(piece.row, torch.tensor(piece.token_ids, dtype=torch.int32), rows)
