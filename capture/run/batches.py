@@ -36,16 +36,17 @@ class TokenBatch:
         return range(self.first, self.first + self.positions.B)
 
 
-def batch_end(lengths: NDArray[np.int64], first: int, budget: int) -> int:
+def batch_end(lengths: NDArray[np.int64], first: int, budget: int, most_padding: float = MOST_PADDING) -> int:
     """Where the batch that begins with sample `first` ends (exclusive).
 
     lengths: (M,), ascending. The batch has at most `budget` positions, padding included, but always one sample.
+    most_padding: share of them that may be padding.
     """
     candidates = lengths[first : first + budget]  # each sample has a token at least
     counts = np.arange(1, len(candidates) + 1)
     positions = counts * candidates
     real = np.cumsum(candidates)
-    fits = (positions <= budget) & (positions - real <= MOST_PADDING * positions)
+    fits = (positions <= budget) & (positions - real <= most_padding * positions)
     fits[0] = True
     return first + int(np.argmin(fits)) if not fits.all() else first + len(candidates)
 

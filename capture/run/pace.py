@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 
 from ..outputs import DeviceAuxiliaryOutput
-from .batches import TokenBatch
+from .batches import MOST_PADDING, TokenBatch
 from .budget import TokenBudget
 from .engine import Engine
 from .settings import CompileMode
@@ -39,6 +39,8 @@ class Told(Protocol):
 
 class Pace:
     """Runs the batches of a run and decides, before each, how large it is and whether the layers are compiled."""
+
+    most_padding = MOST_PADDING
 
     def __init__(
         self,

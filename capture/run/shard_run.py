@@ -120,7 +120,7 @@ class ShardRun:
         while first < planned.M:
             self.check_stop()
             size = 1 if self.pace is None else self.pace.next_size()
-            stop = batch_end(planned.lengths, first, size)
+            stop = batch_end(planned.lengths, first, size, self.pace.most_padding if self.pace else 0.0)
             tokens = token_batch(first, stop, planned.row_offsets, shard.input_ids)
             output = self._forward(tokens, size)
             if output is None:

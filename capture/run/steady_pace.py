@@ -14,6 +14,8 @@ class SteadyPace:
 
     measured = None
     """Nothing is learnt that a later run could use."""
+    most_padding = 1.0
+    """The engine takes each sample by itself, so samples of any lengths go together."""
 
     def __init__(self, engine: Engine, batch_tokens: int) -> None:
         self._engine, self.batch_tokens = engine, batch_tokens
