@@ -81,7 +81,9 @@ class HiddenStateCaptureMixin:
     def set_dspark_layers_to_capture(self, layer_ids: Sequence[int] | None) -> None:
         """Capture the outputs of these 0-based decoder layers (the whole residual stream, before the final norm).
 
-        Raises, in this order:
+        Faults are told in the order in which they are listed.
+
+        Raises:
             PipelineCaptureError (NotImplementedError): more than one pipeline stage.
             DecoderNotFoundError, AdapterError: the decoder layers, or `capture_adapter`, are not to be had.
             LayerIdError (ValueError), LayerIdTypeError (TypeError): see `models.layer_ids.check_layer_ids`.

@@ -28,7 +28,8 @@ class Captured:
     Attributes:
         aux_hidden_states: K tensors (B, S, H) in the order of the layer ids, in the model's dtype and memory of their own.
             Rows of padding hold whatever the model computed there; `rows` leaves them out.
-        pre_norm, post_norm: (B, S, H), or None if not asked for.
+        pre_norm: (B, S, H), or None if not asked for.
+        post_norm: (B, S, H), or None if not asked for.
         output: the model's own output, or None where the forward was stopped after its last tap.
         positions: which positions of the batch are real.
     """

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .json_values import json_value, show_json
 from .marked import show_marked
-from .options import model_options, model_source, text_options, text_settings
+from .options import model_options, model_source, output_options, text_options, text_settings
 
 if TYPE_CHECKING:
     from ..data import Audit, Item, Sample
+    from ..progress import Progress
 
 
 @click.command()
@@ -20,31 +22,42 @@ if TYPE_CHECKING:
 @click.option(
     "--row", type=click.IntRange(1), default=1, show_default=True, help="Which captured sample to show with its marks."
 )
+@output_options
 def audit(**given: Any) -> int:
     """Tokenise the input as `capture` would and say what would become of it; one sample is shown with its loss mask."""
-    from ..data import RejectGate, Sample
+    from ..data import RejectGate
     from ..data import audit as count_items
+    from .progress import shown_progress
     from .quiet_libraries import quiet_libraries
 
     quiet_libraries()
     tokeniser, items = _items(given)
     shown: list[Sample] = []
-    seen = 0
-
-    def watched() -> Iterator[Item]:
-        nonlocal seen
-        for item in items:
-            if isinstance(item, Sample):
-                seen += 1
-                if seen == given["row"]:
-                    shown.append(item)
-            yield item
-
-    result = count_items(watched(), RejectGate(given["allow_rejects"], strict=given["strict"]))
-    show_audit(result)
-    for sample in shown:
-        _show_marks(tokeniser, sample)
+    gate = RejectGate(given["allow_rejects"], strict=given["strict"])
+    with shown_progress(given["quiet"]) as progress:
+        result = count_items(_watched(items, given["row"], shown, progress), gate)
+    if given["as_json"]:
+        show_json({**json_value(result), "sample": _marks(tokeniser, shown[0]) if shown else None})
+    elif not given["quiet"]:
+        show_audit(result)
+        for sample in shown:
+            _show_marks(tokeniser, sample)
     return 0 if result.captured and not result.ending else 1
+
+
+def _watched(items: Iterator[Item], row: int, shown: list[Sample], progress: Progress) -> Iterator[Item]:
+    """The items as they pass; sample number `row` stays in `shown`."""
+    from ..data import Sample
+
+    seen = 0
+    progress.started("tokenising", unit="rows")
+    for item in items:
+        if isinstance(item, Sample):
+            seen += 1
+            if seen == row:
+                shown.append(item)
+        progress.advanced(1, rejected=int(not isinstance(item, Sample)))
+        yield item
 
 
 def _items(given: dict[str, Any]) -> tuple[Any, Iterator[Item]]:
@@ -81,6 +94,13 @@ def show_audit(result: Audit) -> None:
     click.echo(table(rows))
     if result.ending:
         click.echo(f"hiddentap: a run over this input would end with: {result.ending}", err=True)
+
+
+def _marks(tokeniser: Any, sample: Sample) -> dict[str, Any]:
+    from ..data import marked_text
+
+    who = {"sample_id": sample.sample_id, "source": sample.source, "line": sample.line}
+    return who | {"pieces": [list(piece) for piece in marked_text(tokeniser.tokenizer, sample)]}
 
 
 def _show_marks(tokeniser: Any, sample: Sample) -> None:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .json_values import json_value, show_json
 from .options import (
     compute_options,
     key_values,
     layer_ids,
     model_options,
     model_source,
-    quiet_option,
+    output_options,
     tap_options,
     text_options,
     text_settings,
@@ -22,6 +23,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..run import RunSummary
+    from ..run.estimate import RunEstimate
 
 
 @click.command()
@@ -93,7 +95,7 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", is_flag=True, help="Only say what the run would capture, fill and take.")
 @click.option("--force", is_flag=True, help="Start even if the disk has too little room.")
-@quiet_option
+@output_options
 def capture(**given: Any) -> int:
     """Run M over the conversations in F and write the hidden states of its layers to OUT.
 
@@ -106,35 +108,50 @@ def capture(**given: Any) -> int:
     quiet_libraries()
     settings, stopping = _settings(given), Stopping()
     if given["dry_run"]:
-        return _dry_run(settings)
+        return _dry_run(settings, as_json=given["as_json"])
     # Of several processes on one run, as torchrun starts them, the first one speaks.
-    quiet = given["quiet"] or os.environ.get("RANK", "0") != "0"
+    is_first = os.environ.get("RANK", "0") == "0"
+    quiet = given["quiet"] or not is_first
     with shown_progress(quiet) as progress, stopping.on_signals():
         summary = capture_dataset(settings, progress, stopping)
-    if not quiet:
+    if given["as_json"] and is_first:
+        show_json({**json_value(summary), "tokens_per_second": summary.tokens_per_second})
+    elif not quiet:
         _show(summary)
+    _say_if_nothing(summary, quiet=quiet)
     return 0 if summary.captured else 1
 
 
-def _dry_run(settings: Any) -> int:
+def _dry_run(settings: Any, *, as_json: bool) -> int:
     from ..run import estimate_run
-    from .audit import show_audit
-    from .tables import size, table
 
     result = estimate_run(settings)
-    show_audit(result.audit)
-    minutes = f"{result.seconds / 60:,.1f} minutes" if result.seconds >= 90 else f"{result.seconds:,.0f} s"
-    rows = [
-        ("bytes", f"{size(result.bytes_needed)} of rows; {size(result.bytes_free)} free at {settings.out}"),
-        ("time", f"about {minutes} at {result.tokens_per_second:,.0f} tokens/s, tried on samples of the input"),
-    ]
-    click.echo(table(rows))
+    if as_json:
+        show_json({**json_value(result), "seconds": result.seconds, "fits": result.fits})
+    else:
+        _show_estimate(result, settings.out)
     if not result.fits and not settings.force:
         click.echo(
             "hiddentap: the disk has too little room; make some, choose another folder, or start with --force", err=True
         )
         return 1
     return 0 if result.audit.captured and not result.audit.ending else 1
+
+
+def _show_estimate(result: RunEstimate, out: Path) -> None:
+    from .audit import show_audit
+    from .stretch import duration
+    from .tables import size, table
+
+    show_audit(result.audit)
+    rows = [
+        ("bytes", f"{size(result.bytes_needed)} of rows; {size(result.bytes_free)} free at {out}"),
+        (
+            "time",
+            f"about {duration(result.seconds)} at {result.tokens_per_second:,.0f} tokens/s, tried on samples of the input",
+        ),
+    ]
+    click.echo(table(rows))
 
 
 def _settings(given: dict[str, Any]) -> Any:
@@ -185,9 +202,11 @@ def _show(summary: RunSummary) -> None:
     rows += [("warning", f"{count:,} {code}") for code, count in summary.warnings.items()]
     rows += [("model", note) for note in summary.notes]
     click.echo(table(rows))
-    if not summary.captured:
-        click.echo(
-            "hiddentap: nothing was captured" + ("" if summary.rejected else ": the input has no rows"), err=True
-        )
     if summary.rejected:
         click.echo(f"Rejected rows, with their reasons: {summary.out / 'rejects.jsonl'}")
+
+
+def _say_if_nothing(summary: RunSummary, *, quiet: bool) -> None:
+    if not (summary.captured or quiet):
+        why = "" if summary.rejected else ": the input has no rows"
+        click.echo(f"hiddentap: nothing was captured{why}", err=True)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import quiet_option
+from .json_values import show_json
+from .options import output_options
 
 if TYPE_CHECKING:
     from ..formats import ExportSummary
@@ -69,18 +70,20 @@ ALGORITHMS = ("eagle3", "dflash", "domino", "dspark")
     help="Leave out samples with fewer supervised tokens.",
 )
 @click.option("--compress", is_flag=True, help="Gzip each file (specforge).")
-@quiet_option
-def export(quiet: bool, **given: Any) -> int:
+@output_options
+def export(quiet: bool, as_json: bool, **given: Any) -> int:
     """Write the capture OUT as another trainer's files. The same command goes on where an earlier one stopped."""
     from ..formats import ExportSettings, export_dataset
-    from .format_progress import shown_progress
+    from .progress import shown_progress
     from .quiet_libraries import quiet_libraries
 
     quiet_libraries()
     settings = ExportSettings(**given)
     with shown_progress(quiet) as progress:
         summary = export_dataset(settings, progress)
-    if not quiet:
+    if as_json:
+        show_json(summary)
+    elif not quiet:
         _show(summary)
     return 0
 

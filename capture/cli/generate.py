@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from .json_values import show_json
 from .options import (
     compute_options,
     input_options,
@@ -14,7 +16,7 @@ from .options import (
     layer_ids,
     model_options,
     model_source,
-    quiet_option,
+    output_options,
     tap_options,
     template_text,
 )
@@ -82,7 +84,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Rows after which a shard is sealed.",
 )
-@quiet_option
+@output_options
 def generate(**given: Any) -> int:
     """Let M answer the prompts in F; write its hidden states and what was sampled from each position to OUT.
 
@@ -91,14 +93,18 @@ def generate(**given: Any) -> int:
     """
     from ..run import Stopping
     from ..sampling.dataset_run import generate_dataset
-    from .generation_progress import shown_generation
+    from .generation_stopped import check_stopped
+    from .progress import shown_progress
     from .quiet_libraries import quiet_libraries
 
     quiet_libraries()
     settings, stopping = _settings(given), Stopping()
-    with stopping.on_signals(), shown_generation(given["quiet"], stopping, settings.out) as progress:
+    check = partial(check_stopped, stopping, settings.out)
+    with stopping.on_signals(), shown_progress(given["quiet"], check) as progress:
         summary = generate_dataset(settings, progress)
-    if not given["quiet"]:
+    if given["as_json"]:
+        show_json(summary)
+    elif not given["quiet"]:
         _show(summary)
     return 0 if summary.captured else 1
 

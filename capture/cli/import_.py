@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .export import LAYOUTS
-from .options import layer_ids, quiet_option
+from .json_values import show_json
+from .options import layer_ids, output_options
 
 if TYPE_CHECKING:
     from ..formats import ImportSummary
@@ -44,21 +45,23 @@ if TYPE_CHECKING:
 @click.option(
     "--shard-rows", type=click.IntRange(1), default=262_144, show_default=True, help="Rows at which a shard is full."
 )
-@quiet_option
-def import_(quiet: bool, ids: str | None, **given: Any) -> int:
+@output_options
+def import_(quiet: bool, as_json: bool, ids: str | None, **given: Any) -> int:
     """Read another trainer's files in DIR into shards in OUT, for `hiddentap verify` to check and `export` to write again.
 
     The same command goes on where an earlier one stopped.
     """
     from ..formats import ImportSettings, import_dataset
-    from .format_progress import shown_progress
+    from .progress import shown_progress
     from .quiet_libraries import quiet_libraries
 
     quiet_libraries()
     settings = ImportSettings(layer_ids=layer_ids(ids), **given)  # type: ignore[arg-type]  # named by the check of layer ids
     with shown_progress(quiet) as progress:
         summary = import_dataset(settings, progress)
-    if not quiet:
+    if as_json:
+        show_json(summary)
+    elif not quiet:
         _show(summary)
     return 0
 

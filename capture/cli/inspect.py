@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...models.errors import UsageError
+from .json_values import show_json
+from .options import json_option
 
 if TYPE_CHECKING:
-    from ..store import Shard
+    from ..store import Column, Shard
+    from .sample_rows import SampleRows
 
 
 @click.command()
@@ -20,17 +22,23 @@ if TYPE_CHECKING:
     "--sample", "sample_id", metavar="ID", help="Show this sample: its text, its tokens with loss mask and norms."
 )
 @click.option("--tokenizer", metavar="M", help="Tokenizer to show text with.  [default: the one of the captured model]")
-@click.option("--json", "as_json", is_flag=True, help="The shard's whole metadata as JSON.")
+@json_option
 def inspect(path: Path, sample_id: str | None, tokenizer: str | None, as_json: bool) -> int:
     """Say what the folder or the shard OUT holds."""
     if sample_id is not None:
-        _show_sample(path, sample_id, tokenizer)
+        from .sample_rows import show_rows
+
+        sample = _sample(path, sample_id, tokenizer)
+        if as_json:
+            show_json(sample)
+        else:
+            show_rows(sample)
         return 0
     shards = _shards(path)
     if as_json:
-        click.echo(json.dumps(shards[0].metadata, indent=1, sort_keys=True, ensure_ascii=False))
-        return 0
-    _show(path, shards)
+        show_json(_values(path, shards))
+    else:
+        _show(path, shards)
     return 0
 
 
@@ -49,21 +57,42 @@ def _shards(path: Path) -> list[Shard]:
     return [sealed.shards[index] for index in sorted(sealed.shards)]
 
 
-def _show(path: Path, shards: list[Shard]) -> None:
+def _values(path: Path, shards: list[Shard]) -> dict[str, Any]:
+    return {
+        "path": path,
+        "shards": len(shards),
+        "bytes": sum(shard.nbytes for shard in shards),
+        "samples": sum(shard.M for shard in shards),
+        "rows": sum(shard.R for shard in shards),
+        "rejected": sum(len(shard.rejects) for shard in shards),
+        "complete": _complete(path),
+        "columns": {column.name: {"shape": column.shape, "dtype": _dtype(column)} for column in shards[0].columns},
+        "metadata": shards[0].metadata,
+    }
+
+
+def _complete(path: Path) -> bool | None:
+    """Whether the capture is complete; None where no manifest says."""
     from ..store import Manifest
+
+    manifest = path / "manifest.json"
+    return Manifest.read(manifest).complete if manifest.is_file() else None
+
+
+def _dtype(column: Column) -> str:
+    return str(column.dtype).removeprefix("torch.")
+
+
+def _show(path: Path, shards: list[Shard]) -> None:
     from .tables import size, table
 
     about = shards[0].metadata
     rows = [("shards", f"{len(shards)}, {size(sum(s.nbytes for s in shards))}")]
     rows.append(("samples", f"{sum(s.M for s in shards):,}, {sum(s.R for s in shards):,} rows"))
     rows += _about(about)
-    rows += [
-        (c.name, f"({', '.join(['R', *map(str, c.shape)])}) {str(c.dtype).removeprefix('torch.')}")
-        for c in shards[0].columns
-    ]
-    manifest = path / "manifest.json"
-    if manifest.is_file():
-        complete = Manifest.read(manifest).complete
+    rows += [(c.name, f"({', '.join(['R', *map(str, c.shape)])}) {_dtype(c)}") for c in shards[0].columns]
+    complete = _complete(path)
+    if complete is not None:
         rows.append(("complete", "yes" if complete else "no: the same capture command goes on with it"))
     rejects = sum(len(s.rejects) for s in shards)
     if rejects:
@@ -84,11 +113,11 @@ def _about(about: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _show_sample(path: Path, sample_id: str, tokenizer: str | None) -> None:
+def _sample(path: Path, sample_id: str, tokenizer: str | None) -> SampleRows:
     from ..data import Sample, TokeniseOptions, Tokeniser, marked_text
     from ..store import CapturedDataset
     from .quiet_libraries import quiet_libraries
-    from .sample_rows import SampleRows, show_rows
+    from .sample_rows import SampleRows
 
     quiet_libraries()
     dataset = CapturedDataset(path, allow_incomplete=True)
@@ -100,16 +129,14 @@ def _show_sample(path: Path, sample_id: str, tokenizer: str | None) -> None:
     sample = Sample(sample_id, item["source"], item["line"], ids, mask, "")
     tokens = Tokeniser(TokeniseOptions(tokenizer=tokenizer or dataset.metadata["model"]["id"])).tokenizer
     states, norms = _norms(dataset.metadata, item)
-    show_rows(
-        SampleRows(
-            title=f"{sample_id} ({sample.source}:{sample.line}): {len(ids)} rows",
-            pieces=marked_text(tokens, sample),
-            tokens=[str(tokens.decode([token])) for token in ids.tolist()],
-            ids=ids.tolist(),
-            supervised=mask.astype(bool).tolist(),
-            states=states,
-            norms=norms,
-        )
+    return SampleRows(
+        title=f"{sample_id} ({sample.source}:{sample.line}): {len(ids)} rows",
+        pieces=marked_text(tokens, sample),
+        tokens=[str(tokens.decode([token])) for token in ids.tolist()],
+        ids=ids.tolist(),
+        supervised=mask.astype(bool).tolist(),
+        states=states,
+        norms=norms,
     )
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import layer_ids
+from .json_values import show_json
+from .options import json_option, layer_ids
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ...models.decoder import Decoder
+    from ...models.layer_ids import Algorithm
 
 
 @click.command()
@@ -18,8 +25,15 @@ from .options import layer_ids
 @click.option(
     "--ids-of", default="layer_output", show_default=True, metavar="SYSTEM", help="Whose ids --layer-ids are."
 )
+@json_option
 def layers(
-    model: str, revision: str | None, trust_remote_code: bool, adapter: str | None, ids: str | None, ids_of: str
+    model: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    adapter: str | None,
+    ids: str | None,
+    ids_of: str,
+    as_json: bool,
 ) -> int:
     """Say where the decoder layers of M are, how many, and the default ids of each algorithm in each system's terms.
 
@@ -28,11 +42,51 @@ def layers(
     from ...models.decoder import find_decoder
     from ...models.loading import ModelSource, model_skeleton
     from .quiet_libraries import quiet_libraries
-    from .tables import table
 
     quiet_libraries()
     skeleton = model_skeleton(ModelSource(model, revision, trust_remote_code=trust_remote_code))
     decoder = find_decoder(skeleton, adapter=adapter)
+    if as_json:
+        show_json(_values(skeleton, decoder) | {"same_as": _same_as(layer_ids(ids), decoder.n, ids_of)})
+        return 0
+    _show(skeleton, decoder)
+    if ids is not None:
+        click.echo("\n" + _conversions(layer_ids(ids), decoder.n, ids_of))
+    return 0
+
+
+def _values(skeleton: nn.Module, decoder: Decoder) -> dict[str, Any]:
+    from ...models.id_systems import SYSTEMS
+    from ...models.kimi import kimi_generation
+    from ...models.layer_ids import CONVENTIONS
+
+    n, kimi = decoder.n, kimi_generation(skeleton.config, decoder.layers)
+    systems = {name: system for name, system in SYSTEMS.items() if name not in CONVENTIONS}
+    return {
+        "model": type(skeleton).__name__,
+        "n": n,
+        "layer_class": type(decoder.layers[0]).__name__,
+        "layers_path": decoder.layers_path,
+        "found_by": decoder.found_by,
+        "hidden_sizes": sorted(decoder.widths),
+        "adapter": decoder.adapter_name,
+        "generation": None if kimi is None else {"name": kimi.name, "adapters": kimi.adapters},
+        "default_ids": {algorithm: _defaults(algorithm, n) for algorithm in ("eagle3", "dflash", "dspark")},
+        "systems": {
+            name: {
+                "lowest": system.lowest(),
+                "highest": system.highest(n),
+                "meaning": system.about,
+                **{algorithm: _defaults_in(name, algorithm, n) for algorithm in ("eagle3", "dflash")},
+            }
+            for name, system in systems.items()
+        },
+    }
+
+
+def _show(skeleton: nn.Module, decoder: Decoder) -> None:
+    from .tables import table
+
     n = decoder.n
     rows = [
         ("model", type(skeleton).__name__),
@@ -46,9 +100,6 @@ def layers(
     rows[1:1] = _kimi_rows(skeleton, decoder)
     click.echo(table(rows))
     click.echo("\n" + _default_table(n) + "\n\n" + _system_table(n))
-    if ids is not None:
-        click.echo("\n" + _conversions(layer_ids(ids), n, ids_of))
-    return 0
 
 
 def _kimi_rows(model: Any, decoder: Any) -> list[tuple[str, str]]:
@@ -60,6 +111,23 @@ def _kimi_rows(model: Any, decoder: Any) -> list[tuple[str, str]]:
         return []
     readings = " or ".join(f"--adapter {name}" for name in generation.adapters)
     return [("generation", f"{generation.name}, read plainly" if not readings else f"{generation.name}: {readings}")]
+
+
+def _same_as(ids: Any, n: int, of: str) -> dict[str, tuple[int, ...] | None] | None:
+    """The states that `ids` of one system name, in the ids of every system; None where one cannot name them, or nobody asked."""
+    from ...models.id_systems import SYSTEMS, convert_layer_ids, states_of
+    from ...models.layer_ids import LayerIdError
+
+    if ids is None:
+        return None
+    states_of(ids, n, of)  # says what is wrong with the ids themselves
+    found: dict[str, tuple[int, ...] | None] = {}
+    for name in SYSTEMS:
+        try:
+            found[name] = convert_layer_ids(ids, n, of=of, to=name)
+        except LayerIdError:
+            found[name] = None
+    return found
 
 
 def _conversions(ids: Any, n: int, of: str) -> str:
@@ -79,7 +147,7 @@ def _conversions(ids: Any, n: int, of: str) -> str:
 
 def _default_table(n: int) -> str:
     from ...models.default_ids import default_layer_ids
-    from ...models.layer_ids import Algorithm, to_boundaries
+    from ...models.layer_ids import to_boundaries
 
     algorithms: tuple[Algorithm, ...] = ("eagle3", "dflash", "dspark")
     lines = [f"{'default ids':<17}{'layer_output':<24}boundary"]
@@ -95,7 +163,6 @@ def _default_table(n: int) -> str:
 
 def _system_table(n: int) -> str:
     """The systems whose ids `capture --ids-of` takes: their range here, their default for EAGLE-3, and what an id means."""
-    from ...models.default_ids import FORMULAS, default_ids
     from ...models.id_systems import SYSTEMS
     from ...models.layer_ids import CONVENTIONS
 
@@ -103,16 +170,34 @@ def _system_table(n: int) -> str:
     for name, system in SYSTEMS.items():
         if name in CONVENTIONS:
             continue
-        defaults = []
-        for algorithm in ("eagle3", "dflash"):
-            try:
-                known = (algorithm, name) in FORMULAS
-                defaults.append(_listed(default_ids(name, algorithm, n)) if known else "-")
-            except ValueError:
-                defaults.append("-")
+        eagle3, dflash = (_listed(_defaults_in(name, algorithm, n) or ()) or "-" for algorithm in ("eagle3", "dflash"))
         span = f"{system.lowest()}..{system.highest(n)}"
-        lines.append(f"{name:<18}{span:<10}{defaults[0]:<14}{defaults[1]:<18}{system.about}")
+        lines.append(f"{name:<18}{span:<10}{eagle3:<14}{dflash:<18}{system.about}")
     return "\n".join(lines)
+
+
+def _defaults(algorithm: Algorithm, n: int) -> dict[str, tuple[int, ...]] | None:
+    """The default ids in both conventions; None where the model has too few layers for them."""
+    from ...models.default_ids import default_layer_ids
+    from ...models.layer_ids import to_boundaries
+
+    try:
+        ids = default_layer_ids(algorithm, n)
+    except ValueError:
+        return None
+    return {"layer_output": ids, "boundary": to_boundaries(ids, n, "layer_output")}
+
+
+def _defaults_in(system: str, algorithm: Algorithm, n: int) -> tuple[int, ...] | None:
+    """The default ids in a system's own words; None where it has none for a model of n layers."""
+    from ...models.default_ids import FORMULAS, default_ids
+
+    if (algorithm, system) not in FORMULAS:
+        return None
+    try:
+        return default_ids(system, algorithm, n)
+    except ValueError:
+        return None
 
 
 def _listed(ids: tuple[int, ...]) -> str:

@@ -164,9 +164,17 @@ def text_options(function: Command) -> Command:
     )  # fmt: skip
 
 
-def quiet_option(function: Command) -> Command:
-    """Whether anything is said."""
-    return _with(function, click.option("--quiet", is_flag=True, help="No progress and no summary."))
+def output_options(function: Command) -> Command:
+    """What is said of the work: on standard error while it goes on, on standard output at its end."""
+    return _with(function, click.option("--quiet", is_flag=True, help="No progress and no summary."), json_option)
+
+
+def json_option(function: Command) -> Command:
+    """Whether the result is for a script."""
+    option = click.option(
+        "--json", "as_json", is_flag=True, help="Print the result as one JSON object (docs/reference/json.md)."
+    )
+    return _with(function, option)
 
 
 def _with(function: Command, *options: Callable[[Command], Command]) -> Command:

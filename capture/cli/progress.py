@@ -1,114 +1,165 @@
-"""Progress as a person sees it: a bar on a terminal, a line now and then elsewhere."""
+"""Progress as a person sees it, on standard error: a bar on a terminal, a line a minute in a log."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from ..run import Progress as RunProgress
-from ..run import Silent
+from .stretch import Stretch
 
-_LINE_EVERY_S = 10.0
+LINE_EVERY_S = 60.0
+_DRAW_EVERY_S = 0.1
+_BAR_WIDTH = 24
 
 
 @contextmanager
-def shown_progress(quiet: bool) -> Iterator[RunProgress]:
-    """Progress on standard error: nothing, a bar, or plain lines."""
-    if quiet:
-        yield Silent()
-        return
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield PlainProgress()
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
-        yield BarProgress(bar)
+def shown_progress(quiet: bool, check: Callable[[], None] | None = None) -> Iterator[ShownProgress]:
+    """Progress of one command.
+
+    quiet: shows nothing. check: called whenever something was done; what it raises ends the work.
+    """
+    shown = ShownProgress(_display(quiet), check)
+    try:
+        yield shown
+    finally:
+        shown.close()
 
 
-class _Rate:
-    """Tokens per second since the first batch."""
+class Display(Protocol):
+    """A way to show stretches of work; `every_s` is how often it wants to."""
 
-    def __init__(self) -> None:
-        self.samples = self.tokens = 0
-        self._start = time.monotonic()
+    every_s: float
 
-    def restart(self) -> None:
-        self._start = time.monotonic()
+    def begin(self, stretch: Stretch) -> None:
+        """A stretch begins."""
 
-    def add(self, samples: int, tokens: int) -> None:
-        self.samples, self.tokens = self.samples + samples, self.tokens + tokens
+    def show(self, stretch: Stretch) -> None:
+        """How far it is."""
 
-    @property
-    def per_second(self) -> float:
-        return self.tokens / max(time.monotonic() - self._start, 1e-9)
+    def note(self, text: str) -> None:
+        """A line of text."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
 
 
-class BarProgress:
-    """A bar: rows while tokenising, then samples with tokens/s and the time left."""
+class ShownProgress:
+    """Counts what it is told; shows the stretch under way now and then, and once more at its end."""
 
-    def __init__(self, bar: Progress) -> None:
-        self._bar, self._rate = bar, _Rate()
+    def __init__(self, display: Display, check: Callable[[], None] | None = None) -> None:
+        self._display, self._check = display, check
+        self._stretch: Stretch | None = None
+        self._next = 0.0
+
+    def started(
+        self,
+        what: str,
+        total: int | None = None,
+        *,
+        unit: str = "samples",
+        tokens: int | None = None,
+        done: int = 0,
+        done_tokens: int = 0,
+    ) -> None:
+        self._end()
+        self._stretch = Stretch(what, total, unit, tokens, done, done_tokens)
+        self._next = time.monotonic() + self._display.every_s
+        self._display.begin(self._stretch)
+
+    def advanced(self, count: int = 0, tokens: int = 0, *, written: int = 0, rejected: int = 0) -> None:
+        if self._stretch is not None:
+            self._stretch.add(count, tokens, written, rejected)
+            if time.monotonic() >= self._next:
+                self._next = time.monotonic() + self._display.every_s
+                self._display.show(self._stretch)
+        if self._check is not None:
+            self._check()
+
+    def note(self, text: str) -> None:
+        self._display.note(text)
+
+    def close(self) -> None:
+        self._end()
+        self._display.close()
+
+    def _end(self) -> None:
+        if self._stretch is not None:
+            self._display.show(self._stretch)
+            self._stretch = None
+
+
+class Bar:
+    """A bar for the stretch under way, and beside it what there is to say."""
+
+    every_s = _DRAW_EVERY_S
+
+    def __init__(self, console: Console) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(_BAR_WIDTH), TextColumn("{task.fields[said]}")
+        self._bar = Progress(*columns, console=console)
         self._task: TaskID | None = None
+        self._bar.start()
 
-    def tokenised(self, rows: int, rejected: int) -> None:
-        if self._task is None:
-            self._task = self._bar.add_task("tokenising", total=None, rate="")
-        self._bar.update(self._task, completed=rows, rate=f"{rejected} rejected" if rejected else "")
-
-    def planned(self, samples: int, tokens: int, done_samples: int, done_tokens: int) -> None:
+    def begin(self, stretch: Stretch) -> None:
         if self._task is not None:
             self._bar.remove_task(self._task)
-        self._task = self._bar.add_task("capturing", total=samples, completed=done_samples, rate="")
-        self._rate.restart()
+        total = None if stretch.fraction is None else 1.0
+        self._task = self._bar.add_task(stretch.what, total=total, said=" · ".join(stretch.words()))
 
-    def captured(self, samples: int, tokens: int) -> None:
-        self._rate.add(samples, tokens)
+    def show(self, stretch: Stretch) -> None:
         if self._task is not None:
-            self._bar.update(self._task, advance=samples, rate=f"{self._rate.per_second:,.0f} tokens/s")
+            self._bar.update(self._task, completed=stretch.fraction or 0.0, said=" · ".join(stretch.words()))
 
     def note(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False)
 
+    def close(self) -> None:
+        self._bar.stop()
 
-class PlainProgress:
-    """A line every ten seconds, for logs."""
 
-    def __init__(self) -> None:
-        self._rate, self._next = _Rate(), time.monotonic() + _LINE_EVERY_S
-        self._total = self._done_before = 0
+class Lines:
+    """A plain line a minute, and one at the end of each stretch."""
 
-    def tokenised(self, rows: int, rejected: int) -> None:
-        self._line(f"tokenising: {rows} rows, {rejected} rejected")
+    every_s = LINE_EVERY_S
 
-    def planned(self, samples: int, tokens: int, done_samples: int, done_tokens: int) -> None:
-        self._total, self._done_before = samples, done_samples
-        self.note(
-            f"plan: {samples} samples, {tokens} tokens"
-            + (f", {done_samples} samples done before" if done_samples else "")
-        )
-        self._rate.restart()
+    def begin(self, stretch: Stretch) -> None:
+        pass
 
-    def captured(self, samples: int, tokens: int) -> None:
-        self._rate.add(samples, tokens)
-        done = self._done_before + self._rate.samples
-        self._line(f"capturing: {done} of {self._total} samples, {self._rate.per_second:,.0f} tokens/s")
+    def show(self, stretch: Stretch) -> None:
+        self.note(f"{stretch.what}: {', '.join(stretch.words())}")
 
     def note(self, text: str) -> None:
         click.echo(text, err=True)
 
-    def _line(self, text: str) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _LINE_EVERY_S
-            self.note(text)
+    def close(self) -> None:
+        pass
+
+
+class Nothing:
+    """Shows nothing."""
+
+    every_s = LINE_EVERY_S
+
+    def begin(self, stretch: Stretch) -> None:
+        pass
+
+    def show(self, stretch: Stretch) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _display(quiet: bool) -> Display:
+    if quiet:
+        return Nothing()
+    console = Console(stderr=True)
+    return Bar(console) if console.is_terminal else Lines()

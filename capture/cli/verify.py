@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from .json_values import json_value, show_json
+from .options import output_options
+
+if TYPE_CHECKING:
+    from ..verify import Report
 
 
 @click.command()
@@ -26,21 +33,34 @@ import click
 @click.option(
     "--repair", is_flag=True, help="Remove shards with errors, for the same capture command to make them again."
 )
-def verify(out: Path, model: str | None, trust_remote_code: bool, samples: int, repair: bool) -> int:
+@output_options
+def verify(
+    out: Path, model: str | None, trust_remote_code: bool, samples: int, repair: bool, quiet: bool, as_json: bool
+) -> int:
     """Check the folder OUT: files, checksums, tokens and values, and K of its samples beside plain forwards of the model.
 
     Ends with 0 if nothing was found and with 1 if something was.
     """
     from ...models.loading import ModelSource
     from ..verify import verify as verify_folder
+    from .progress import shown_progress
     from .quiet_libraries import quiet_libraries
-    from .tables import table
 
     quiet_libraries()
     given = ModelSource(model, trust_remote_code=trust_remote_code) if model not in (None, "none") else model
-    report = verify_folder(out, model=given, samples=samples, repair=repair)
+    with shown_progress(quiet) as progress:
+        report = verify_folder(out, model=given, samples=samples, repair=repair, progress=progress)
+    if as_json:
+        show_json({**json_value(report), "ok": report.ok})
+    elif not quiet:
+        _show(report)
+    return 0 if report.ok else 1
+
+
+def _show(report: Report) -> None:
+    from .tables import table
+
     click.echo(table(report.table()))
     for fault in report.faults():
         click.echo(fault)
     click.echo(report.conclusion)
-    return 0 if report.ok else 1

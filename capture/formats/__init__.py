@@ -3,7 +3,6 @@
 from .errors import FormatError, LayoutError
 from .export import ExportSummary, export_dataset
 from .importing import ImportSummary, import_dataset
-from .progress import Progress, Silent
 from .registry import FORMATS
 from .settings import ExportSettings, ImportSettings
 
@@ -15,8 +14,6 @@ __all__ = [
     "ImportSettings",
     "ImportSummary",
     "LayoutError",
-    "Progress",
-    "Silent",
     "export_dataset",
     "import_dataset",
 ]

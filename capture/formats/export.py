@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..progress import Progress, Silent
 from .captured import Captured
 from .destination import destination, require_ours, write_record, write_samples
 from .errors import FormatError
 from .head_folder import HeadFolder
 from .job import ExportJob
 from .layout import Exporter, Format
-from .progress import Progress, Silent
 from .registry import format_named
 from .settings import ExportSettings
 
@@ -71,15 +71,18 @@ def export_dataset(settings: ExportSettings, progress: Progress | None = None) -
 
 
 def _write(exporter: Exporter, job: ExportJob, progress: Progress) -> tuple[int, int]:
-    progress.started("exporting", len(job))
+    lengths = job.selection.lengths
+    progress.started("exporting", len(job), tokens=int(lengths.sum()))
     files = before = 0
     for piece in exporter.pieces():
         files += 1
+        written = 0
         if piece.path.exists():
             before += 1
         else:
             exporter.write(piece)
-        progress.advanced(piece.stop - piece.first, int(job.selection.lengths[piece.first : piece.stop].sum()))
+            written = piece.path.stat().st_size
+        progress.advanced(piece.stop - piece.first, int(lengths[piece.first : piece.stop].sum()), written=written)
     return files, before
 
 

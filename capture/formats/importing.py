@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...models.errors import RunError, UsageError
+from ..progress import Progress, Silent
 from ..store import FORMAT_VERSION, GrowingShardWriter, Manifest, OutputFolder, Shard, differences
 from .captured import Who
 from .claim import Claim, claim_of
@@ -17,7 +18,6 @@ from .destination import read_record
 from .errors import LayoutError, SampleError
 from .foreign_names import sample_names
 from .layout import ForeignSample, Reader
-from .progress import Progress, Silent
 from .registry import format_named
 from .settings import ImportSettings
 from .taken import Columns
@@ -84,9 +84,7 @@ class _Import:
         shards = self._sealed()
         before = len(shards)
         start = _samples_in(shards)
-        self.progress.started("importing", len(self.reader))
-        if start:
-            self.progress.advanced(start, sum(shard.R for shard in shards))
+        self.progress.started("importing", len(self.reader), done=start, done_tokens=sum(shard.R for shard in shards))
         names = sample_names(self.settings.folder, start)
         while start < len(self.reader):
             shards.append(self._shard(len(shards), start, names))
@@ -111,13 +109,14 @@ class _Import:
         handle = writer.begin(number, name, who.source, who.line)
         if sample is None:
             writer.reject(handle, fault, {"code": "foreign"})
-            self.progress.advanced(1, 0)
+            self.progress.advanced(1, rejected=1)
             return
         try:
-            writer.append(handle, self.columns.rows(sample))
+            rows = self.columns.rows(sample)
+            writer.append(handle, rows)
         except LayoutError as error:
             raise LayoutError(f"{self.settings.folder}, sample {number} ({name!r}): {error}") from error
-        self.progress.advanced(1, len(sample.input_ids))
+        self.progress.advanced(1, len(sample.input_ids), written=sum(column.nbytes for column in rows.values()))
 
     def _sealed(self) -> list[Shard]:
         """The shards that an earlier run sealed, without a gap; what lies behind a gap goes."""

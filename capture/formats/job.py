@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..progress import Progress
 from .captured import Captured, Who
 from .errors import FormatError, LayoutError
 from .final_state import FinalState, Norm
 from .head_folder import HeadFolder
-from .progress import Progress
 from .selection import Rule, Selection, select
 from .settings import ExportSettings
 from .vocabulary import DraftVocabulary, draft_vocabulary

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...models.errors import RunError
+from ..progress import Progress
 from .captured import Captured
-from .progress import Progress
 
 
 @dataclass(frozen=True)

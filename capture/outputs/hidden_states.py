@@ -9,8 +9,9 @@ from .step_rows import DeviceStepRows, HostStepRows
 class DeviceHiddenStates(DeviceStepRows):
     """Hidden states of one step on the device; emptied by its one copy to the host.
 
-    columns: `aux_hidden_states` (T, K, H) and, as asked, `pre_norm` and `post_norm` (T, H), `input_ids` (T,).
-    layout: whose rows these are.
+    Args:
+        columns: `aux_hidden_states` (T, K, H) and, as asked, `pre_norm` and `post_norm` (T, H), `input_ids` (T,).
+        layout: whose rows these are.
     """
 
     @property

@@ -30,11 +30,14 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
     packs in turns, so that a DataLoader gives them in one order whatever its number of workers. Over all ranks and workers each
     sample comes exactly once an epoch; ranks may differ by one pack.
 
-    token_budget: most rows of a pack.
-    seed, window: see `epoch_order`; each epoch has an order of its own.
-    post_norm: adds the column post_norm, made from pre_norm.
+    Args:
+        token_budget: most rows of a pack.
+        seed: each epoch has an order of its own, made from it.
+        window: how many samples are mixed at a time; see `epoch_order`.
+        post_norm: adds the column post_norm, made from pre_norm.
 
-    Raises UsageError for a sample longer than the budget, and for numbers out of range.
+    Raises:
+        UsageError: a sample longer than the budget, or numbers out of range.
     """
 
     def __init__(

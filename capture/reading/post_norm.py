@@ -18,7 +18,9 @@ class PostNorm:
     Computes in the dtype that the model computed in and gives the dtype that the rows have: where rows were stored as
     computed, the bits are those that a capture with --final post stores.
 
-    Raises HeadError for a folder without a head, UsageError for a model without a final norm.
+    Raises:
+        HeadError: a folder without a head.
+        UsageError: a model without a final norm.
     """
 
     def __init__(self, dataset: CapturedDataset, head: Path | None = None, *, trust_remote_code: bool = False) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...models.errors import RunError, UsageError
+from ..progress import Progress, Silent
 from ..store import Manifest, OutputFolder, Plan, Reject, Shard
 from .profile import RowProfile, RowScan
 from .reading import Place, chosen, chunks, rows_in
@@ -58,7 +59,7 @@ class Survey:
         return len(self.profile.first)
 
 
-def survey(path: Path, *, max_rows: int = MAX_ROWS) -> Survey:
+def survey(path: Path, *, max_rows: int = MAX_ROWS, progress: Progress | None = None) -> Survey:
     """Read a folder, one that is still being filled too: all headers, and the rows of about `max_rows` rows' samples.
 
     Memory: a few copies of one chunk (16 MiB), 8 bytes per sample, and 16 bytes per row and state of what is read.
@@ -73,9 +74,12 @@ def survey(path: Path, *, max_rows: int = MAX_ROWS) -> Survey:
     places = chosen(shards, max_rows)
     count = rows_in(places)
     rows, sampled = RowScan(states_of(shards[0]), count), SampledScan(count)
+    progress = progress or Silent()
+    progress.started("reading", count, unit="rows")
     for chunk in chunks(places):
         rows.add(chunk)
         sampled.add(chunk)
+        progress.advanced(len(chunk.sample))
     plan = Plan(folder.plan) if (folder.plan / "plan.json").exists() else None
     about = shards[0].metadata
     return Survey(

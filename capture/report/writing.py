@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...models.errors import UsageError
+from ..progress import Progress
 from .survey import MAX_ROWS, Survey, survey
 from .verdict import Notice, notices
 
@@ -21,7 +22,9 @@ class Report:
     pngs: tuple[Path, ...]
 
 
-def write_report(out: Path, html: Path, png: Path | None = None, *, max_rows: int = MAX_ROWS) -> Report:
+def write_report(
+    out: Path, html: Path, png: Path | None = None, *, max_rows: int = MAX_ROWS, progress: Progress | None = None
+) -> Report:
     """Look at the folder `out` and write a page to `html`; its pictures go into the folder `png` too if there is one.
 
     Reads the rows of about `max_rows` rows' samples, spread evenly, and says so on the page where that is not all.
@@ -35,7 +38,7 @@ def write_report(out: Path, html: Path, png: Path | None = None, *, max_rows: in
         if (error.name or "").split(".")[0] != "matplotlib":
             raise
         raise UsageError("a report needs matplotlib: pip install 'hiddentap[report]'") from error
-    seen = survey(out, max_rows=max_rows)
+    seen = survey(out, max_rows=max_rows, progress=progress)
     found, drawn = notices(seen), pictures(seen)
     pngs = {png / f"{picture.name}.png": picture.light for picture in drawn} if png is not None else {}
     _write({html: page(seen, found, drawn).encode()} | pngs)

@@ -2,18 +2,15 @@
 
 from .estimate import RunEstimate, estimate_run
 from .offline import capture_dataset
-from .progress import Progress, Silent
 from .settings import CaptureSettings, TextSettings
 from .stopping import RunStopped, Stopping
 from .summary import RunSummary
 
 __all__ = [
     "CaptureSettings",
-    "Progress",
     "RunEstimate",
     "RunStopped",
     "RunSummary",
-    "Silent",
     "Stopping",
     "TextSettings",
     "capture_dataset",

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from ..data import Audit, Item, RejectGate, Sample, audit, tokenise
+from ..progress import Silent
 from .batches import TokenBatch, batch_end, token_batch
 from .engine import Engine
 from .offline import backend_of
-from .progress import Silent
 from .ranks import Ranks
 from .resuming import fitted_to
 from .settings import STORE_DTYPES, CaptureSettings

@@ -25,6 +25,7 @@ from ...models.decoder import Decoder, find_decoder
 from ...models.errors import UsageError
 from ...models.loading import LoadedModel
 from ...models.pipeline import pipeline_group_of
+from ..identity import device_name
 from ..mixin import require_single_stage
 from ..outputs import DeviceAuxiliaryOutput, RowLayout
 from ..store import Column, capture_columns, generation_columns
@@ -79,7 +80,7 @@ class HuggingFaceEngine:
     @property
     def made_with(self) -> dict[str, str]:
         """What a shard says of the device that computed it."""
-        return {"device": self.device.type if self.device.type != "cuda" else torch.cuda.get_device_name(self.device)}
+        return {"device": device_name(self.device)}
 
     def set_compiled(self, compiled: bool) -> None:
         """Run decoder layers compiled one by one, or as they are, from the next forward on."""

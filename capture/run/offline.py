@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from contextlib import nullcontext
 from typing import TypeAlias
 
 import torch
 
 from ...models.loading import LoadedModel, load_model
-from ..store import OutputFolder, Plan, PlannedShard
+from ..progress import Progress, Silent
+from ..store import OutputFolder, Plan, PlannedShard, Shard
 from .budget import TokenBudget
 from .finishing import Effort, finish
 from .head import write_head
 from .hugging_face import AttachedModel, HuggingFaceBackend, HuggingFaceEngine, attach
 from .identity import shard_metadata
 from .pace import Pace
-from .progress import Progress, Silent
 from .ranks import Ranks
 from .resuming import prepare_folder, sealed_shards
 from .settings import STORE_DTYPES, CaptureSettings
@@ -44,7 +45,7 @@ def capture_dataset(
     """
     ranks, stopping = Ranks.of_environment(), stopping or Stopping()
     with ranks.failing_together():
-        return _captured(settings, ranks, ranks.shared(progress or Silent()), stopping)
+        return _captured(settings, ranks, progress or Silent(), stopping)
 
 
 def backend_of(settings: CaptureSettings, ranks: Ranks) -> Backend:
@@ -68,7 +69,9 @@ def _captured(settings: CaptureSettings, ranks: Ranks, progress: Progress, stopp
         ranks.meet("the folder is prepared", stopping.check)
         plan = Plan(folder.plan)
         done = sealed_shards(folder, plan)
-        progress.planned(plan.M, plan.R, sum(s.M for s in done.values()), sum(s.R for s in done.values()))
+        if ranks.is_first:
+            _tell_plan(plan, done.values(), progress)
+        progress = ranks.shared(progress)
         ranks.meet("all know what is done", stopping.check)
         left = [planned for planned in plan.shards if planned.index not in done]
         effort = _fill(settings, plan, left, folder, backend, ranks, progress, stopping)
@@ -77,6 +80,16 @@ def _captured(settings: CaptureSettings, ranks: Ranks, progress: Progress, stopp
         summary = finish(plan, folder, effort, attached, loaded, write=ranks.is_first)
     _remember(effort.pace, loaded, attached, ranks, progress)
     return summary
+
+
+def _tell_plan(plan: Plan, done: Collection[Shard], progress: Progress) -> None:
+    """What there is to do, and what an earlier run did of it."""
+    samples = sum(shard.M + len(shard.rejects) for shard in done)
+    progress.started("capturing", plan.M, tokens=plan.R, done=samples, done_tokens=sum(shard.R for shard in done))
+    progress.note(
+        f"plan: {plan.M:,} samples, {plan.R:,} tokens" + (f", {samples:,} samples done before" if samples else "")
+    )
+    progress.advanced(rejected=sum(1 for _ in plan.rejects()) + sum(len(shard.rejects) for shard in done))
 
 
 def _fill(

@@ -9,11 +9,9 @@ from typing import Any
 from ...models.errors import RunError, UsageError
 from ..data import Reject as RowReject
 from ..data import RejectGate, Sample, TokeniseOptions, source_identity, tokenise
+from ..progress import Progress
 from ..store import OutputFolder, Plan, PlanWriter, Reject, differences
-from .progress import Progress
 from .settings import CaptureSettings
-
-_TELL_EVERY = 64
 
 
 def existing_plan(folder: OutputFolder) -> Plan | None:
@@ -114,11 +112,7 @@ class _Counts:
 
 
 def _told(items: Iterable[Sample | RowReject], progress: Progress) -> Iterable[Sample | RowReject]:
-    rows = rejected = 0
+    progress.started("tokenising", unit="rows")
     for item in items:
-        rows += 1
-        rejected += isinstance(item, RowReject)
-        if rows % _TELL_EVERY == 0:
-            progress.tokenised(rows, rejected)
+        progress.advanced(1, rejected=int(isinstance(item, RowReject)))
         yield item
-    progress.tokenised(rows, rejected)

@@ -16,8 +16,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from ...models.errors import RunError
 from ...models.loading import ModelSource
+from ..progress import Progress
 from ..store import PlannedShard
-from .progress import Progress
 
 _CONNECTING = timedelta(minutes=10)
 # While it waits for the others, which may tokenise for hours, a rank looks this often whether one of them failed.
@@ -109,21 +109,27 @@ class _SharedProgress:
 
     def __init__(self, ranks: Ranks, store: Store, progress: Progress) -> None:
         self._ranks, self._store, self._progress = ranks, store, progress
-        self._shown = {"samples": 0, "tokens": 0}
+        self._shown: tuple[int, ...] = (0, 0, 0, 0)
 
-    def tokenised(self, rows: int, rejected: int) -> None:
-        self._progress.tokenised(rows, rejected)
-
-    def planned(self, samples: int, tokens: int, done_samples: int, done_tokens: int) -> None:
+    def started(
+        self,
+        what: str,
+        total: int | None = None,
+        *,
+        unit: str = "samples",
+        tokens: int | None = None,
+        done: int = 0,
+        done_tokens: int = 0,
+    ) -> None:
         if self._ranks.is_first:
-            self._progress.planned(samples, tokens, done_samples, done_tokens)
+            self._progress.started(what, total, unit=unit, tokens=tokens, done=done, done_tokens=done_tokens)
 
-    def captured(self, samples: int, tokens: int) -> None:
-        totals = {
-            name: self._store.add(f"captured/{name}", n) for name, n in (("samples", samples), ("tokens", tokens))
-        }
+    def advanced(self, count: int = 0, tokens: int = 0, *, written: int = 0, rejected: int = 0) -> None:
+        more = {"count": count, "tokens": tokens, "written": written, "rejected": rejected}
+        totals = tuple(self._store.add(f"captured/{name}", n) for name, n in more.items())
         if self._ranks.is_first:
-            self._progress.captured(*(totals[name] - self._shown[name] for name in ("samples", "tokens")))
+            count, tokens, written, rejected = (now - before for now, before in zip(totals, self._shown, strict=True))
+            self._progress.advanced(count, tokens, written=written, rejected=rejected)
             self._shown = totals
 
     def note(self, text: str) -> None:

@@ -10,11 +10,11 @@ from ...models.decoder import Decoder
 from ...models.errors import UsageError
 from ...models.loading import LoadedModel
 from ..data import Tokeniser, identity_of
+from ..progress import Progress
 from ..store import Manifest, OutputFolder, Plan, Shard
 from .hugging_face import AttachedModel
 from .identity import run_identity
 from .planning import existing_plan, identity_differences, make_plan, require_same_identity
-from .progress import Progress
 from .settings import STORE_DTYPES, CaptureSettings, TextSettings
 from .space import bytes_of_rows, require_space
 from .stopping import Stopping

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ...models.errors import RunError
 from ..outputs import DeviceAuxiliaryOutput, HostCopy, PendingHostCopy, Rows
+from ..progress import Progress
 from ..store import Column, OutputFolder, Plan, PlannedShard, PlannedShardWriter, Shard, ShardSamples
 from .background import Background
 from .batches import TokenBatch, batch_end, token_batch
 from .engine import Engine
 from .pace import Pace
-from .progress import Progress
 from .row_faults import RowFault
 from .settings import OnBadValues
 from .steady_pace import SteadyPace
@@ -169,8 +169,10 @@ class ShardRun:
             if len(failed.exceptions) == 1:
                 raise failed.exceptions[0] from None
             raise
-        self._judge(writer, tokens, requests)
-        self.progress.captured(tokens.positions.B, tokens.positions.T)
+        rejected = self._judge(writer, tokens, requests)
+        B, T = tokens.positions.B, tokens.positions.T
+        written = T * sum(column.row_bytes for column in self.columns)
+        self.progress.advanced(B, T, written=written, rejected=rejected)
 
     def _open(self, shard: ShardTokens, writers: dict[int, PlannedShardWriter]) -> PlannedShardWriter:
         path = self.folder.shard_path(shard.planned.index)
@@ -179,7 +181,9 @@ class ShardRun:
         writer.write(0, {"input_ids": shard.input_ids, "loss_mask": shard.loss_mask})
         return writer
 
-    def _judge(self, writer: PlannedShardWriter, tokens: TokenBatch, requests: Sequence[SampleRequest]) -> None:
+    def _judge(self, writer: PlannedShardWriter, tokens: TokenBatch, requests: Sequence[SampleRequest]) -> int:
+        """Reject the samples whose rows have faults, or do as the run was told; returns how many were rejected."""
+        rejected = 0
         for place, request in zip(tokens.samples, requests, strict=True):
             if not request.faults:
                 continue
@@ -191,6 +195,8 @@ class ShardRun:
                 continue
             detail = {"code": "bad_values", "faults": [fault.as_json() for fault in request.faults]}
             writer.reject(place, reason, detail)
+            rejected += 1
+        return rejected
 
     def _seal(self, planned: PlannedShard, writers: dict[int, PlannedShardWriter], sealed: dict[int, Shard]) -> None:
         done = writers[planned.index].seal()

@@ -12,14 +12,18 @@ class RunSummary:
     """Counts of a finished run; `captured` and `rejected` add up to the input rows.
 
     Attributes:
-        captured, rejected: samples on disk, and rows that are in rejects.jsonl instead.
+        captured: samples on disk.
+        rejected: rows that are in rejects.jsonl instead.
         rejected_by_code: why, counted by a short word.
-        tokens, supervised_tokens: rows of the shards, and those that their loss masks mark.
+        tokens: rows of the shards.
+        supervised_tokens: those of them that their loss masks mark.
         truncated: samples that were cut to the longest length.
         warnings: what the template did not render and the like, counted by a short word.
-        shards, shards_done_before: how many there are, and how many an earlier run had sealed.
+        shards: how many there are.
+        shards_done_before: how many of them an earlier run had sealed.
         bytes: size of the shards.
-        tokens_now, seconds: what this run captured, from its first forward to its last seal.
+        tokens_now: what this run captured.
+        seconds: from its first forward to its last seal.
         batch_tokens: the budget of positions that a forward got at the end.
         notes: what the model's checkpoint and config disagree on.
     """

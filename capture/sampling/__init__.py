@@ -4,7 +4,6 @@ from .aborts import Aborts
 from .finish import Finish, FinishKind
 from .first_token import FirstToken
 from .generate import generate_with_capture
-from .generation_progress import GenerationProgress
 from .handoff import MetadataBuffers
 from .masked_log_softmax import masked_log_softmax
 from .observers import LogprobObserver, SamplingObserver, TopKLogitsObserver
@@ -30,7 +29,6 @@ __all__ = [
     "Finish",
     "FinishKind",
     "FirstToken",
-    "GenerationProgress",
     "GenerationResult",
     "HostSampledTokens",
     "HostSamplingMasks",

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from ...models.layer_ids import Convention, check_layer_ids
 from ...models.loading import LoadedModel, ModelSource, load_model
 from ..data import TokeniseOptions, Tokeniser, identity_of, source_identity
 from ..data.sources import read_rows
+from ..progress import Progress, Silent
 from ..store import OutputFolder
 from .cached_model import CachedModel, cached_model
 from .dataset_prompts import DatasetPrompts, dataset_prompts
-from .generation_progress import GenerationProgress, SilentGeneration
 from .generation_request import GenerationRequest
 from .generation_run import GenerationOptions, GenerationRun
 from .params import SamplingParams
@@ -82,14 +83,14 @@ class GenerationSummary:
     notes: tuple[str, ...]
 
 
-def generate_dataset(settings: GenerationSettings, progress: GenerationProgress | None = None) -> GenerationSummary:
+def generate_dataset(settings: GenerationSettings, progress: Progress | None = None) -> GenerationSummary:
     """Fill `settings.out`, an empty or new folder, with what the model answers to the rows of `settings.data`.
 
     Raises:
         UsageError: settings, ids, data or a folder that cannot be used; `StepError` where the model cannot be run so.
         RunError: the run failed; sealed shards stay. `HeadError` is one.
     """
-    progress = progress or SilentGeneration()
+    progress = progress or Silent()
     require_empty(settings.out)
     ids = _explicit(settings.layer_ids)
     loaded = load_model(settings.model)
@@ -105,12 +106,13 @@ def generate_dataset(settings: GenerationSettings, progress: GenerationProgress 
         steps = run.settings(requests)
         about = {"tokenisation": identity_of(tokeniser).as_dict(), **_data_identity(settings)}
         identity = generation_identity(model, settings.convention, [settings.params], steps, loaded, about)
-        with shard_sink(settings.out, columns, identity, settings.options.shard_rows) as sink:
+        with shard_sink(settings.out, columns, identity, settings.options.shard_rows, model.device) as sink:
             if settings.head:
                 folder = OutputFolder(settings.out).head
                 save_head(folder, loaded.model, model.norm_path, trust_remote_code=settings.model.trust_remote_code)
-            progress.started(len(requests))
-            run.loop(steps, sink.add, progress=progress).run(requests)
+            progress.started("generating", len(requests), unit="requests")
+            progress.advanced(rejected=len(found.rejects))
+            run.loop(steps, partial(_write, sink, progress), progress=progress).run(requests)
             counts = sink.finish(found.rejects)
     seconds = time.perf_counter() - start
     return _summary(settings, loaded, model, found, requests, sink, counts, seconds, steps.shares_steps)
@@ -139,6 +141,11 @@ def _params_of_row(params: SamplingParams, place: int) -> SamplingParams:
 
 def _data_identity(settings: GenerationSettings) -> dict[str, Any]:
     return {"data": [{"name": source} | source_identity(source) for source in settings.data], "limit": settings.limit}
+
+
+def _write(sink: ShardSink, progress: Progress, request: GenerationRequest) -> None:
+    written = sink.add(request)
+    progress.advanced(written=written, rejected=int(not written))
 
 
 def _summary(

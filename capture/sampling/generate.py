@@ -10,9 +10,9 @@ from torch import nn
 from ...hooks import Final
 from ...models.errors import UsageError
 from ...models.layer_ids import Convention
+from ..progress import Progress, Silent
 from .aborts import Aborts
 from .cached_model import cached_model, takes_nothing
-from .generation_progress import GenerationProgress
 from .generation_request import GenerationRequest
 from .generation_run import GenerationOptions, GenerationRun
 from .observers import SamplingObserver
@@ -41,7 +41,7 @@ def generate_with_capture(
     aborts: Aborts | None = None,
     shard_rows: int = 262_144,
     keep_rows: bool = True,
-    progress: GenerationProgress | None = None,
+    progress: Progress | None = None,
 ) -> list[GenerationResult]:
     """Sample an answer to each prompt; hidden states and sampling outputs of one forward position share a row.
 
@@ -66,7 +66,7 @@ def generate_with_capture(
         aborts: through which requests are given up.
         shard_rows: a shard is sealed once it has so many rows.
         keep_rows: whether results hold their rows; without, memory is bounded by the requests under way.
-        progress: told of each step; what it raises ends the generation.
+        progress: told of each step and each request that ends; what it raises ends the generation.
 
     Returns:
         One result per prompt, in order.
@@ -90,13 +90,15 @@ def generate_with_capture(
         sink = None
         if out is not None:
             identity = generation_identity(capturing, convention, each, settings)
-            sink = stack.enter_context(shard_sink(Path(out), columns, identity, shard_rows))
+            sink = stack.enter_context(shard_sink(Path(out), columns, identity, shard_rows, capturing.device))
 
         def ended(request: GenerationRequest) -> None:
             if sink is not None:
                 sink.add(request)
             results.append(run.result(request, columns, keep_rows=keep_rows))
 
+        progress = progress or Silent()
+        progress.started("generating", len(requests), unit="requests")
         run.loop(settings, ended, aborts, progress).run(requests)
         if sink is not None:
             sink.finish()

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..outputs import DeviceAuxiliaryOutput, DeviceHiddenStates, HostCopy, RowLayout, append_auxiliary_output
+from ..progress import Progress
 from .aborts import Aborts
 from .cached_model import CachedModel, StepOutput
-from .generation_progress import GenerationProgress
 from .generation_request import GenerationRequest, ids_of, last_token
 from .held_positions import HeldPositions, kept, lined_up, of_equal_length
 from .sampler import Sampler
@@ -52,7 +52,7 @@ class GenerationLoop:
         settings: LoopSettings,
         aborts: Aborts,
         ended: Callable[[GenerationRequest], None],
-        progress: GenerationProgress,
+        progress: Progress,
     ) -> None:
         """`ended` is called once for each request, in the order of their ends; the request's rows are let go of behind it."""
         self._model, self._sampler, self._settings = model, sampler, settings
@@ -137,7 +137,7 @@ class GenerationLoop:
         if root is None:  # a middle chunk without taps
             return [0] * len(requests)
         taken = commit_step(requests, root, guesses, self._host_copy, self._aborts)
-        self._progress.stepped(sum(taken))
+        self._progress.advanced(tokens=sum(taken))
         return taken
 
     def _left(self, requests: Sequence[GenerationRequest], held: HeldPositions, drops: Sequence[int]) -> list[_Running]:
@@ -169,7 +169,7 @@ class GenerationLoop:
     def _end(self, request: GenerationRequest) -> None:
         self._ended(request)
         request.release()
-        self._progress.ended()
+        self._progress.advanced(1)
 
 
 def _hidden_states(output: StepOutput, layout: RowLayout) -> DeviceHiddenStates | None:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...models.errors import UsageError
+from ..progress import Progress, Silent
 from .aborts import Aborts
 from .cached_model import CachedModel
 from .finish import Decode, Finish, StopConditions
 from .generation_loop import GenerationLoop, LoopSettings
-from .generation_progress import GenerationProgress, SilentGeneration
 from .generation_request import GenerationRequest
 from .observers import LogprobObserver, SamplingObserver, TopKLogitsObserver
 from .params import SamplingParams
@@ -95,12 +95,10 @@ class GenerationRun:
         settings: LoopSettings,
         ended: Callable[[GenerationRequest], None],
         aborts: Aborts | None = None,
-        progress: GenerationProgress | None = None,
+        progress: Progress | None = None,
     ) -> GenerationLoop:
         """The loop over steps; `ended` is given each request once."""
-        return GenerationLoop(
-            self._model, self._sampler, settings, aborts or Aborts(), ended, progress or SilentGeneration()
-        )
+        return GenerationLoop(self._model, self._sampler, settings, aborts or Aborts(), ended, progress or Silent())
 
     def result(self, request: GenerationRequest, columns: GenerationColumns, *, keep_rows: bool) -> GenerationResult:
         """What came of a request that has ended."""

@@ -18,10 +18,11 @@ _ABSENT = -1
 class MetadataBuffers:
     """Slots that a prefill process fills and a decode process reads; each holds one request's first output token.
 
-    slots: how many there are.
-    max_top_logprobs: room for top log-probabilities per slot.
-    max_sampling_mask_tokens: room for sampling-mask ids per slot; by default from the environment variable
-        `SGLANG_DISAGGREGATION_SAMPLING_MASK_MAX_TOKENS`; 0, or a variable that is not set, allocates none.
+    Args:
+        slots: how many there are.
+        max_top_logprobs: room for top log-probabilities per slot.
+        max_sampling_mask_tokens: room for sampling-mask ids per slot; by default from the environment variable
+            `SGLANG_DISAGGREGATION_SAMPLING_MASK_MAX_TOKENS`; 0, or a variable that is not set, allocates none.
 
     Tensors, on the CPU: `token_ids` (slots,) int32, `logprobs` (slots,) float32, `top_lengths` (slots,) int32,
     `top_logprobs` (slots, n) float32, `top_ids` (slots, n) int32, and with masks `mask_lengths` (slots,) int32,

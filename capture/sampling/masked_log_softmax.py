@@ -10,10 +10,11 @@ from ..outputs import RaggedRows
 def masked_log_softmax(logits: Tensor, mask: Tensor | RaggedRows) -> Tensor:
     """Log-probabilities (..., V) of the distribution that is restricted to a support; differentiable in `logits`.
 
-    logits: (..., V), divided by the temperature that the tokens were sampled with. Computed and returned in float32
-        where they are narrower.
-    mask: bool (..., V), true inside the support; or lists of token ids, one per row of logits (R, V). A row without a
-        list (it was not asked for, or nothing was sampled) is normalised over the whole vocabulary.
+    Args:
+        logits: (..., V), divided by the temperature that the tokens were sampled with. Computed and returned in float32
+            where they are narrower.
+        mask: bool (..., V), true inside the support; or lists of token ids, one per row of logits (R, V). A row without a
+            list (it was not asked for, or nothing was sampled) is normalised over the whole vocabulary.
 
     Outside the support the result is `-inf` and its gradient is zero; so it is everywhere in a row of empty support.
 

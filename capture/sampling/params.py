@@ -20,23 +20,24 @@ GREEDY_BELOW = 1e-5
 class SamplingParams:
     """How one request samples, validated on construction.
 
-    temperature: divides the logits; 0 (or below 1e-5) takes the likeliest token.
-    top_p: keep the likeliest tokens that together reach this mass of the full distribution; 1 keeps all.
-    top_k: keep the k likeliest tokens, and those as likely as the k-th; 0 keeps all.
-    min_p: drop tokens below this share of the likeliest token's probability; 0 drops none.
-    repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; 1 changes none.
-    presence_penalty: subtracted once from the logit of every token in the output.
-    frequency_penalty: subtracted from the logit of a token once per time that it stands in the output.
-    logit_bias: token id to what is added to its logit; `-inf` forbids it.
-    seed: of this request's own random numbers; `None` takes a fresh one.
-    max_new_tokens: output tokens after which the request ends.
-    stop: texts that end the request once the output contains one.
-    stop_token_ids: token ids that end the request, beside the model's own end tokens.
-    ignore_eos: go on after the model's own end tokens.
-    return_sampling_mask: record the support each token was sampled from, and its log-probability in it.
-    return_logprob: record each token's log-probability under the model, before grammar, bias and temperature.
-    top_logits: record this many of the largest logits of every sampled row; 0 records none.
-    logits_processor: a grammar; sets the logits of tokens that may not come next to `-inf`.
+    Attributes:
+        temperature: divides the logits; 0 (or below 1e-5) takes the likeliest token.
+        top_p: keep the likeliest tokens that together reach this mass of the full distribution; 1 keeps all.
+        top_k: keep the k likeliest tokens, and those as likely as the k-th; 0 keeps all.
+        min_p: drop tokens below this share of the likeliest token's probability; 0 drops none.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; 1 changes none.
+        presence_penalty: subtracted once from the logit of every token in the output.
+        frequency_penalty: subtracted from the logit of a token once per time that it stands in the output.
+        logit_bias: token id to what is added to its logit; `-inf` forbids it.
+        seed: of this request's own random numbers; `None` takes a fresh one.
+        max_new_tokens: output tokens after which the request ends.
+        stop: texts that end the request once the output contains one.
+        stop_token_ids: token ids that end the request, beside the model's own end tokens.
+        ignore_eos: go on after the model's own end tokens.
+        return_sampling_mask: record the support each token was sampled from, and its log-probability in it.
+        return_logprob: record each token's log-probability under the model, before grammar, bias and temperature.
+        top_logits: record this many of the largest logits of every sampled row; 0 records none.
+        logits_processor: a grammar; sets the logits of tokens that may not come next to `-inf`.
     """
 
     temperature: float = 1.0

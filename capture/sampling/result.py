@@ -17,16 +17,17 @@ class GenerationResult:
     A prompt of P tokens and G new ones have R = P + G - 1 rows (P where G is 0): row t is the forward at position t, and what
     was sampled from row t stands in row t. The last new token went into no forward: it is in `output_ids` alone.
 
-    index: its place among the prompts.
-    token_ids: the G new tokens, one that ended the request included.
-    finish: why it ended.
-    text: the new tokens as text, special ones left out; `None` without a tokenizer.
-    rows: by column, (R, ...): `input_ids` int32, `loss_mask` uint8 (1 on new tokens), `aux_hidden_states` (R, K, H),
-        `pre_norm`, `post_norm` (R, H), `output_ids` int32 (-1 where nothing was sampled), and as asked `sampling_logprobs`,
-        `logprobs` float32, `topk_logits` float32 and `topk_ids` int32 (R, k), `topk_logsumexp` float32; NaN or -1 where nothing
-        was sampled. Empty where rows were not to be kept.
-    sampling_mask: (R,) lists of int32: the support of each row's token; `None` where no request of the run asked.
-    observed: what the caller's own observers recorded, by column: a row for each new token, from row P - 1 on.
+    Attributes:
+        index: its place among the prompts.
+        token_ids: the G new tokens, one that ended the request included.
+        finish: why it ended.
+        text: the new tokens as text, special ones left out; `None` without a tokenizer.
+        rows: by column, (R, ...): `input_ids` int32, `loss_mask` uint8 (1 on new tokens), `aux_hidden_states` (R, K, H),
+            `pre_norm`, `post_norm` (R, H), `output_ids` int32 (-1 where nothing was sampled), and as asked `sampling_logprobs`,
+            `logprobs` float32, `topk_logits` float32 and `topk_ids` int32 (R, k), `topk_logsumexp` float32; NaN or -1 where
+            nothing was sampled. Empty where rows were not to be kept.
+        sampling_mask: (R,) lists of int32: the support of each row's token; `None` where no request of the run asked.
+        observed: what the caller's own observers recorded, by column: a row for each new token, from row P - 1 on.
     """
 
     index: int

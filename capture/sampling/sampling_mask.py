@@ -26,7 +26,8 @@ class SamplingMaskObserver:
     The support is what the token was sampled from: all tokens of positive weight after penalties, grammar, bias,
     temperature and filters. Nothing is added to make the token part of it.
 
-    max_tokens: a larger support ends the request; no part of it is stored.
+    Args:
+        max_tokens: a larger support ends the request; no part of it is stored.
     """
 
     def __init__(self, max_tokens: int = 4096) -> None:

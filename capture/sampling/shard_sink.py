@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...models.errors import UsageError
+from ..identity import device_name, made_with
 from ..store import GrowingShardWriter, Manifest, OutputFolder, Reject, Shard
 from .generation_request import GenerationRequest
 from .request_rows import SAMPLING_MASK, GenerationColumns
-from .run_identity import shard_metadata
 
 
 class ShardSink:
@@ -20,15 +22,21 @@ class ShardSink:
     """
 
     def __init__(
-        self, folder: OutputFolder, columns: GenerationColumns, identity: Mapping[str, Any], shard_rows: int
+        self,
+        folder: OutputFolder,
+        columns: GenerationColumns,
+        identity: Mapping[str, Any],
+        shard_rows: int,
+        device: torch.device,
     ) -> None:
         self._folder, self._columns, self._identity, self._shard_rows = folder, columns, dict(identity), shard_rows
+        self._metadata = {**identity, "made_with": made_with({"device": device_name(device)}, "off")}
         self._writer: GrowingShardWriter | None = None
         self.shards: list[Shard] = []
         self._finishes: Counter[str] = Counter()
 
-    def add(self, request: GenerationRequest) -> None:
-        """Write the rows of a request that has ended."""
+    def add(self, request: GenerationRequest) -> int:
+        """Write the rows of a request that has ended; returns their bytes, 0 where it was rejected."""
         writer = self._open_writer()
         sample = writer.begin(request.index, request.rid, request.prompt.source, request.prompt.line)
         if request.finish is not None:
@@ -36,13 +44,15 @@ class ShardSink:
         reason = _reject_reason(request)
         if reason is not None:
             writer.reject(sample, reason, {"code": request.finish.kind if request.finish else "unfinished"})
-            return
-        writer.append(sample, self._columns.dense(request))
+            return 0
+        rows = self._columns.dense(request)
         masks = self._columns.sampling_mask(request)
         if masks is not None:
-            writer.append(sample, {f"{SAMPLING_MASK}_lengths": masks.lengths, f"{SAMPLING_MASK}_ids": masks.values})
+            rows |= {f"{SAMPLING_MASK}_lengths": masks.lengths, f"{SAMPLING_MASK}_ids": masks.values}
+        writer.append(sample, rows)
         if writer.rows >= self._shard_rows:
             self._seal()
+        return sum(column.nbytes for column in rows.values())
 
     def finish(self, rejects: Sequence[Reject] = ()) -> dict[str, Any]:
         """Seal what is open and say that the folder is complete; returns the manifest's counts.
@@ -66,7 +76,7 @@ class ShardSink:
     def _open_writer(self) -> GrowingShardWriter:
         if self._writer is None:
             path = self._folder.shard_path(len(self.shards))
-            self._writer = GrowingShardWriter(path, self._columns.columns, shard_metadata(self._identity))
+            self._writer = GrowingShardWriter(path, self._columns.columns, self._metadata)
         return self._writer
 
     def _seal(self) -> None:
@@ -77,9 +87,11 @@ class ShardSink:
 
 @contextmanager
 def shard_sink(
-    path: Path, columns: GenerationColumns, identity: Mapping[str, Any], shard_rows: int
+    path: Path, columns: GenerationColumns, identity: Mapping[str, Any], shard_rows: int, device: torch.device
 ) -> Iterator[ShardSink]:
     """A sink into an empty or new folder; what is not sealed when the block ends goes.
+
+    device: where the model runs.
 
     Raises:
         UsageError: the folder holds something.
@@ -88,7 +100,7 @@ def shard_sink(
     folder = OutputFolder(path)
     with folder.lock():
         Manifest.from_shards(identity, {}, [], complete=False).write(folder.manifest_path)
-        sink = ShardSink(folder, columns, identity, shard_rows)
+        sink = ShardSink(folder, columns, identity, shard_rows, device)
         try:
             yield sink
         finally:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...models.errors import RunError
+from ..progress import Progress, Silent
 from .assignment import shard_index
 from .columns import ROWS, Column
 from .diskio import tensor_bytes
@@ -37,11 +38,14 @@ class Finding:
     severity: Severity
 
 
-def check_folder(path: Path, *, checksums: bool = True, values: bool = True) -> list[Finding]:
+def check_folder(
+    path: Path, *, checksums: bool = True, values: bool = True, progress: Progress | None = None
+) -> list[Finding]:
     """Check everything in an output folder; [] means that nothing was found.
 
     checksums: read every byte and compare. values: scan float columns for non-finite, all-zero and repeated rows.
     """
+    progress = progress or Silent()
     folder = OutputFolder(path)
     findings = _check_manifest(folder)
     plan = None
@@ -51,9 +55,11 @@ def check_folder(path: Path, *, checksums: bool = True, values: bool = True) -> 
     sealed = folder.sealed_shards()
     findings += _check_cover(folder, plan, sealed)
     findings += [_error(folder.shard_path(index), str(error)) for index, error in sealed.broken.items()]
+    progress.started("checking files", len(sealed.shards), unit="shards")
     for shard in sealed.shards.values():
         with shard:
             findings += check_shard(shard, plan, checksums=checksums, values=values)
+        progress.advanced(1)
     findings += [Finding(str(stray), None, None, "left by a killed run", "warning") for stray in folder.stray_files()]
     return findings
 

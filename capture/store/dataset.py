@@ -29,10 +29,14 @@ class CapturedDataset(Dataset[dict[str, Any]]):
     have no place; the others keep their input order. Tensors own their memory. Works in DataLoader workers, forked or
     spawned. Keeps 32 bytes per sample in memory and at most 128 files open.
 
-    places: which shard each sample is in, and where.
+    Args:
+        allow_incomplete: take the sealed shards of a capture that is still running or was stopped.
 
-    allow_incomplete: take the sealed shards of a capture that is still running or was stopped.
-    Raises RunError for an incomplete capture otherwise, and ShardError for a damaged shard.
+    Attributes:
+        places: which shard each sample is in, and where.
+
+    Raises:
+        RunError: an incomplete capture otherwise; `ShardError` for a damaged shard.
     """
 
     def __init__(self, path: str | Path, *, allow_incomplete: bool = False) -> None:

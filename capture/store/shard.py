@@ -43,7 +43,8 @@ class Shard:
     read becomes an error instead of a bus error. Tensors that the seal record does not name are left alone.
     Pickling keeps the header and reopens the file on the first read; `close` does the same within a process.
 
-    Raises ShardError naming the path: not sealed, truncated, trailing bytes, a damaged header, a newer format.
+    Raises:
+        ShardError: naming the path: not sealed, truncated, trailing bytes, a damaged header, a newer format.
     """
 
     def __init__(self, path: Path) -> None:

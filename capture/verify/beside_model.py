@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from ...models.head import DESCRIPTION_FILE, Head, HeadError, load_head
 from ...models.loading import LoadedModel, ModelSource
+from ..progress import Progress
 from ..store import Finding, OutputFolder, Shard
 from ..store.checks import Severity
 from .chosen import ChosenSample, chosen_places, read_chosen
@@ -46,6 +47,7 @@ def beside_model(
     shards: Iterable[Shard],
     model: str | Path | ModelSource | None,
     samples: int,
+    progress: Progress,
     *,
     each_shard: bool,
 ) -> BesideModel:
@@ -64,7 +66,8 @@ def beside_model(
         found = _head_alone(chosen, declarations, head)
         found = replace(found, notes=(f"no sample was compared with a model: {reference.note}", *found.notes))
     else:
-        found = _compared(chosen, first, declarations, reference.loaded, head, folder)
+        progress.started("comparing with the model", len(places))
+        found = _compared(chosen, first, declarations, reference.loaded, head, folder, progress)
     return replace(found, findings=(*told, *found.findings), same_model=not reference.differences)
 
 
@@ -75,6 +78,7 @@ def _compared(
     loaded: LoadedModel,
     head: Head | None,
     folder: OutputFolder,
+    progress: Progress,
 ) -> BesideModel:
     declaration = declarations[first.name.path]
     count = 0
@@ -88,6 +92,7 @@ def _compared(
         while some := list(islice(chosen, SAMPLES_AT_ONCE)):
             for sample in some:
                 comparison.add(sample)
+                progress.advanced(1, len(sample.input_ids))
             comparison.decide(loaded.model)
             count += len(some)
     source = f"{plain.source}, computed in {declaration.dtype}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ...models.errors import RunError
+from ..progress import Progress
 from ..store import (
     Finding,
     Manifest,
@@ -25,17 +26,19 @@ from ..store import (
 _MADE_WITH = "made_with"
 
 
-def check_structure(folder: OutputFolder) -> list[Finding]:
+def check_structure(folder: OutputFolder, progress: Progress) -> list[Finding]:
     """Manifest, plan, headers, sizes, checksums, and tokens against the plan."""
-    return check_folder(folder.path, checksums=True, values=False)
+    return check_folder(folder.path, checksums=True, values=False, progress=progress)
 
 
-def check_values(shards: Iterable[Shard]) -> list[Finding]:
+def check_values(shards: Collection[Shard], progress: Progress) -> list[Finding]:
     """Rows that are not finite, all zero or repeated."""
+    progress.started("checking values", len(shards), unit="shards")
     findings: list[Finding] = []
     for shard in shards:
         with shard:
             findings += check_shard(shard, checksums=False, values=True)
+        progress.advanced(1)
     return findings
 
 

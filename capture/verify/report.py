@@ -37,7 +37,9 @@ class Report:
 
     Attributes:
         findings: one for each thing that is wrong ("error") or odd ("warning").
-        shards, samples, rows: sealed shards, and what they hold.
+        shards: sealed ones.
+        samples: that they hold.
+        rows: that they hold.
         compared: samples that were compared with a model; reference: what with, None where nothing was.
         agreement: how near the stored rows came, by tap.
         notes: what was not done and why, and how well the head predicts the text.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...models.errors import UsageError
 from ...models.loading import ModelSource
+from ..progress import Progress, Silent
 from ..store import Finding, OutputFolder, Shard
 from .beside_model import beside_model
 from .files import check_following, check_headers, check_structure, check_values
@@ -16,7 +17,12 @@ from .report import Report
 
 
 def verify(
-    out: str | Path, *, model: str | Path | ModelSource | None = None, samples: int = 8, repair: bool = False
+    out: str | Path,
+    *,
+    model: str | Path | ModelSource | None = None,
+    samples: int = 8,
+    repair: bool = False,
+    progress: Progress | None = None,
 ) -> Report:
     """Check an output folder: files, checksums, tokens, values; and `samples` of its samples beside plain forwards.
 
@@ -31,13 +37,13 @@ def verify(
         UsageError: no folder of captured shards, a model that cannot be loaded, or a repair without a plan.
         FolderLockedError: a repair while a run writes to the folder.
     """
-    folder = OutputFolder(Path(out))
+    folder, progress = OutputFolder(Path(out)), progress or Silent()
     _require_usable(folder, samples, repair)
-    structure = check_structure(folder)
+    structure = check_structure(folder, progress)
     shards = folder.sealed_shards().shards
     structure += [*check_headers(folder, shards), *check_following(shards.values())]
-    values = check_values(shards.values())
-    beside = beside_model(folder, shards.values(), model, samples, each_shard=repair)
+    values = check_values(shards.values(), progress)
+    beside = beside_model(folder, shards.values(), model, samples, progress, each_shard=repair)
     findings = [*structure, *values, *beside.findings]
     certain = [*structure, *_not_kept(values, shards.values()), *(beside.findings if beside.same_model else [])]
     return Report(

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from hiddentap.capture.progress import Silent
 from hiddentap.capture.run import CaptureSettings
 from hiddentap.capture.run.batches import TokenBatch, batch_end, token_batch
 from hiddentap.capture.run.budget import TokenBudget
 from hiddentap.capture.run.hugging_face import attach, attached_engine
 from hiddentap.capture.run.pace import Pace
-from hiddentap.capture.run.progress import Silent
 from hiddentap.capture.run.shard_run import ShardRun
 from hiddentap.capture.store import Manifest, OutputFolder, Plan, PlanWriter
 from hiddentap.hooks import compiled_layers

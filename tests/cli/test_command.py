@@ -349,7 +349,7 @@ def test_inspect_reads_a_folder_a_shard_and_a_sample(run, llama: Path, data: Pat
     code, _, err = run("inspect", out_folder, "--sample", "zz")
     assert (code, err.strip()) == (2, f"hiddentap: {out_folder} holds no sample 'zz'.")
     code, out, _ = run("inspect", out_folder, "--json")
-    assert json.loads(out)["taps"]["layer_ids"] == [0, 2]
+    assert json.loads(out)["metadata"]["taps"]["layer_ids"] == [0, 2]
 
 
 def test_a_layer_that_names_no_model_weight_is_refused(run, llama: Path, data: Path, tmp_path: Path) -> None:

@@ -1,11 +1,7 @@
 """`hiddentap report` and `hiddentap inspect --sample` as a user types them."""
 
-import os
-import pty
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +12,7 @@ from hiddentap.capture.cli.sample_rows import SampleRows, plain_table
 from support.captured import captured
 from support.damage import Columns, rewrite
 from support.model_folder import llama_folder
+from support.terminal import on_a_terminal
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +23,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_report_writes_page_and_pictures_and_says_the_verdict(run, folder: Path, tmp_path: Path) -> None:
     code, out, err = run("report", folder, "--html", tmp_path / "r.html", "--png", tmp_path / "png")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert re.fullmatch(r"reading: (\d+) of \1 rows\n", err)
     assert out.splitlines() == ["Nothing unusual.", f"page: {tmp_path / 'r.html'}, 6 pictures in {tmp_path / 'png'}"]
     assert (tmp_path / "r.html").stat().st_size > 50_000
     assert sorted(path.name for path in (tmp_path / "png").iterdir()) == [
@@ -84,31 +82,8 @@ def test_a_piped_sample_is_plain_text_with_a_line_per_token(run, folder: Path) -
         assert shown == pytest.approx([float((states[t, k] ** 2).sum() ** 0.5) for k in range(5)], rel=6e-3)
 
 
-def _on_a_terminal(*arguments: object, columns: int) -> str:
-    """What the command writes to a terminal of its own."""
-    parent, child = pty.openpty()
-    command = [sys.executable, "-m", "hiddentap", *map(str, arguments)]
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "50"}
-    environment.pop("NO_COLOR", None)
-    with subprocess.Popen(command, stdout=child, stderr=child, stdin=child, env=environment) as process:
-        os.close(child)
-        parts = []
-        while True:
-            try:
-                part = os.read(parent, 65536)
-            except OSError:
-                # How Linux says that the other side of a terminal is closed.
-                break
-            if not part:
-                break
-            parts.append(part)
-    os.close(parent)
-    assert process.returncode == 0
-    return b"".join(parts).decode()
-
-
 def test_a_sample_on_a_terminal_is_in_colour_and_keeps_its_numbers_on_a_narrow_one(folder: Path) -> None:
-    out = _on_a_terminal("inspect", folder, "--sample", "s2", columns=40)
+    out = on_a_terminal("inspect", folder, "--sample", "s2", columns=40)
     assert "\x1b[32m[[About 24 miles by road.<|im_end|>]]\x1b[0m" in out
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
     table = plain.split("Row by row")[1].splitlines()[1:]

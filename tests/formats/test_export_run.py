@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hiddentap.capture.formats import ExportSettings, Silent, export_dataset
+from hiddentap.capture.formats import ExportSettings, export_dataset
 from hiddentap.capture.formats import specforge as specforge_module
+from hiddentap.capture.progress import Silent
 from hiddentap.capture.store import FolderLock, FolderLockedError
 from hiddentap.models.errors import UsageError
 from support.layout_readers import containers
@@ -25,13 +26,15 @@ class Recorder(Silent):
         self.stretches: list[tuple[str, int]] = []
         self.notes: list[str] = []
         self.done: list[tuple[int, int]] = []
+        self.written = 0
 
-    def started(self, what: str, samples: int) -> None:
-        self.stretches.append((what, samples))
+    def started(self, what: str, total: int | None = None, **more: object) -> None:
+        self.stretches.append((what, total))
         self.done.clear()
 
-    def advanced(self, samples: int, tokens: int) -> None:
-        self.done.append((samples, tokens))
+    def advanced(self, count: int = 0, tokens: int = 0, *, written: int = 0, rejected: int = 0) -> None:
+        self.done.append((count, tokens))
+        self.written += written
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -151,6 +154,9 @@ def test_progress_counts_every_sample_of_each_stretch(dump: Path, tmp_path: Path
     export_dataset(ExportSettings(dump, "specforge", tmp_path / "d", algorithm="dflash"), told)
     assert told.stretches == [("reading masks", 5), ("exporting", 3)]
     assert told.done == [(1, 7), (1, 12), (1, 23)]
+    files = list((tmp_path / "d").rglob("*.ckpt"))
+    assert len(files) == 3
+    assert told.written == sum(path.stat().st_size for path in files)
 
 
 NOTES = [

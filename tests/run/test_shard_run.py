@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hiddentap import CapturedDataset, CaptureSettings, ModelSource, capture_dataset
+from hiddentap.capture.progress import Silent
 from hiddentap.capture.run import RunStopped, Stopping
 from hiddentap.capture.run.hugging_face import HuggingFaceEngine
 from hiddentap.capture.store import PlannedShardWriter
@@ -30,17 +31,11 @@ def settings(model: Path, data: Path, out: Path, **fields: object) -> CaptureSet
     return CaptureSettings(model=ModelSource(str(model)), data=(str(data),), out=out, layer_ids=(0, 2), **fields)
 
 
-class Notes:
+class Notes(Silent):
     """A progress that remembers its notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-
-    def tokenised(self, rows: int, rejected: int) -> None: ...
-
-    def planned(self, samples: int, tokens: int, done_samples: int, done_tokens: int) -> None: ...
-
-    def captured(self, samples: int, tokens: int) -> None: ...
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -122,8 +117,8 @@ def test_a_run_that_is_asked_to_stop_seals_what_is_complete_and_goes_on_later(ll
     class StopsAfter(Notes):
         seen = 0
 
-        def captured(self, samples: int, tokens: int) -> None:
-            self.seen += samples
+        def advanced(self, count: int = 0, tokens: int = 0, *, written: int = 0, rejected: int = 0) -> None:
+            self.seen += count if tokens else 0
             if self.seen >= 20:
                 stopping.ask(signal.SIGTERM)
 

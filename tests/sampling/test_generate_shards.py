@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 
 from hiddentap import CapturedDataset
+from hiddentap.capture.progress import Silent
 from hiddentap.capture.sampling import Aborts, Prompt, SamplingParams, generate_with_capture
 from hiddentap.capture.store import Manifest, check_folder
 from support.generation import LAYER_IDS, PROMPTS, PlainForward, hooks_of, lively, row_error
@@ -126,20 +127,14 @@ def test_rows_of_ended_requests_are_let_go_of(tmp_path: Path, monkeypatch: pytes
     assert [request.rows.columns() for request in ended] == [{}] * len(PROMPTS)
 
 
-class FailsAt:
+class FailsAt(Silent):
     """A progress that ends the generation after so many requests."""
 
     def __init__(self, count: int) -> None:
         self._left = count
 
-    def started(self, requests: int) -> None:
-        pass
-
-    def stepped(self, tokens: int) -> None:
-        pass
-
-    def ended(self) -> None:
-        self._left -= 1
+    def advanced(self, count: int = 0, tokens: int = 0, *, written: int = 0, rejected: int = 0) -> None:
+        self._left -= count
         if self._left == 0:
             raise RuntimeError("the end")
 

@@ -1,0 +1,79 @@
+"""One stretch of work as a person wants to know it: how far, how fast, how much longer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from .tables import size
+
+
+@dataclass
+class Stretch:
+    """Counts of one stretch, and what they mean in words.
+
+    total, tokens_total: what there is to do, None where nobody knows. count, tokens: done, those of an earlier run among them.
+    written: bytes. done_before, tokens_before: what an earlier run did; it says nothing about speed.
+    """
+
+    what: str
+    total: int | None
+    unit: str
+    tokens_total: int | None = None
+    done_before: int = 0
+    tokens_before: int = 0
+    written: int = 0
+    rejected: int = 0
+    count: int = field(init=False)
+    tokens: int = field(init=False)
+    _start: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.count, self.tokens, self._start = self.done_before, self.tokens_before, time.monotonic()
+
+    def add(self, count: int, tokens: int, written: int, rejected: int) -> None:
+        self.count += count
+        self.tokens += tokens
+        self.written += written
+        self.rejected += rejected
+
+    @property
+    def fraction(self) -> float | None:
+        """What is done of it, by tokens where their number is known: samples of one length come together."""
+        return self._share(self.count, self.tokens)
+
+    @property
+    def seconds_left(self) -> float | None:
+        now, before = self.fraction, self._share(self.done_before, self.tokens_before)
+        if now is None or before is None or now <= before:
+            return None
+        return self._seconds * max(1 - now, 0) / (now - before)
+
+    def words(self) -> list[str]:
+        """How far, how much longer, how fast, what is written and rejected; what there is nothing to say of is left out."""
+        left, tokens = self.seconds_left, self.tokens - self.tokens_before
+        said = [
+            f"{self.count:,} of {self.total:,} {self.unit}" if self.total is not None else f"{self.count:,} {self.unit}"
+        ]
+        said += [f"{duration(left)} left"] if left is not None and self.count != self.total else []
+        said += [f"{tokens / self._seconds:,.0f} tokens/s"] if tokens else []
+        said += [f"{size(self.written)} written"] if self.written else []
+        said += [f"{self.rejected:,} rejected"] if self.rejected else []
+        return said
+
+    def _share(self, count: int, tokens: int) -> float | None:
+        if self.tokens_total:
+            return tokens / self.tokens_total
+        return count / self.total if self.total else None
+
+    @property
+    def _seconds(self) -> float:
+        return max(time.monotonic() - self._start, 1e-9)
+
+
+def duration(seconds: float) -> str:
+    """A time in the two units that matter: ``40 s``, ``12 min``, ``3 h 5 min``."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

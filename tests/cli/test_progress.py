@@ -1,0 +1,133 @@
+"""Progress: a bar on a terminal, a line a minute in a log, and the words of both."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hiddentap.capture.cli import stretch
+from hiddentap.capture.cli.progress import Lines, Nothing, ShownProgress, shown_progress
+from hiddentap.capture.cli.stretch import Stretch, duration
+from support.model_folder import CHATS, write_rows
+from support.terminal import on_a_terminal
+
+
+class Clock:
+    """A clock that stands still between `wait`s."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(stretch.time, "monotonic", lambda: found.now)
+    return found
+
+
+def test_a_log_gets_one_line_a_minute_and_one_at_the_end_of_each_stretch(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = ShownProgress(Lines())
+    shown.started("tokenising", unit="rows")
+    for _ in range(130):
+        clock.wait(1)
+        shown.advanced(1, rejected=1)
+    shown.started("capturing", 4000, tokens=100_000, done=1000, done_tokens=20_000)
+    clock.wait(10)
+    shown.advanced(1500, 40_000, written=1_500_000)
+    clock.wait(10)
+    shown.advanced(1500, 40_000, written=1_500_000, rejected=2)
+    shown.close()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "tokenising: 60 rows, 60 rejected",
+        "tokenising: 120 rows, 120 rejected",
+        "tokenising: 130 rows, 130 rejected",
+        "capturing: 4,000 of 4,000 samples, 4,000 tokens/s, 3.0 MB written, 2 rejected",
+    ]
+
+
+def test_the_time_left_goes_by_tokens_and_leaves_out_what_an_earlier_run_did(clock: Clock) -> None:
+    # The shard of short samples is done: 90 of 100 samples, and 10 % of the tokens.
+    work = Stretch("capturing", 100, "samples", 1000, 90, 100)
+    assert work.words() == ["90 of 100 samples"]
+    clock.wait(20)
+    work.add(5, 450, 0, 0)
+    # 450 tokens in 20 s, and 450 are left.
+    assert work.words() == ["95 of 100 samples", "20 s left", "22 tokens/s"]
+
+
+def test_without_tokens_the_time_left_goes_by_samples(clock: Clock) -> None:
+    work = Stretch("checking files", 4, "shards")
+    clock.wait(100)
+    work.add(1, 0, 0, 0)
+    assert work.words() == ["1 of 4 shards", "5 min left"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (99, "99 s"), (100, "2 min"), (3000, "50 min"), (6000, "1 h 40 min"), (90_000, "25 h 0 min")],
+)
+def test_times_are_told_in_units_that_matter(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_quiet_shows_nothing_and_still_looks_whether_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    def stop() -> None:
+        raise RuntimeError("asked to end")
+
+    with shown_progress(True, stop) as progress:
+        progress.started("generating", 3)
+        progress.note("something")
+        with pytest.raises(RuntimeError, match="asked to end"):
+            progress.advanced(1, 10)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_was_done_is_told_even_where_the_work_fails(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        with shown_progress(False) as progress:
+            progress.started("exporting", 3)
+            progress.advanced(1)
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
+    assert capsys.readouterr().err == "exporting: 1 of 3 samples, 0 s left\n"
+
+
+def test_what_is_told_before_any_stretch_counts_for_none() -> None:
+    shown = ShownProgress(Nothing())
+    shown.advanced(3)
+    shown.started("exporting", 3)
+    shown.close()
+
+
+def test_a_piped_capture_is_plain_lines(run: Callable[..., tuple[int, str, str]], llama: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "d.jsonl", [*CHATS, {"foo": 1}])
+    code, _, err = run("capture", "--model", llama, "--data", data, "--layer-ids", "1", "--out", tmp_path / "out")
+    assert code == 0
+    assert "\x1b" not in err
+    first, *lines = err.splitlines()
+    assert first.startswith("the model has 256 positions")
+    assert lines[0] == "tokenising: 6 rows, 1 rejected"
+    assert re.fullmatch(r"plan: 5 samples, [\d,]+ tokens", lines[1])
+    assert re.fullmatch(r"capturing: 5 of 5 samples, [\d,]+ tokens/s, [\d.]+ kB written, 1 rejected", lines[-1])
+
+
+def test_a_terminal_gets_a_bar_with_samples_speed_bytes_and_rejects(llama: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "d.jsonl", [*CHATS, {"foo": 1}])
+    shown = on_a_terminal(
+        "capture", "--model", llama, "--data", data, "--layer-ids", "1", "--out", tmp_path / "out", columns=100
+    )
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
+    assert re.search(r"capturing +━+ +5 of 5 samples · [\d,]+ tokens/s · [\d.]+ kB written · 1 rejected", plain)
+    assert "capturing:" not in plain
+    assert "5 captured, 1 rejected" in plain
