@@ -40,7 +40,7 @@ def draft_loss(
 
     Later tokens are of use only where all earlier ones were accepted.
 
-    lm_head: (V, H).
+    lm_head: (V, H), in the dtype that logits are computed in.
     ids: ascending token ids that the softmax runs over, all labels among them; None: the whole vocabulary.
     goals: (A, B - 1, H), the target's post-norm states that the labels came from. `goal_weight` times the states' mean square
         distance to them, in shares of their own mean square, joins the cross-entropy: H numbers to learn from, not one.
@@ -50,7 +50,7 @@ def draft_loss(
     weights = weights / weights.sum()
     if ids is not None:
         lm_head, labels = lm_head[ids], torch.where(counted, torch.searchsorted(ids, labels), IGNORED)
-    logits = functional.linear(states, lm_head.to(states.dtype)).float()
+    logits = functional.linear(states.to(lm_head.dtype), lm_head).float()
     each = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
     cross_entropy = (each.view_as(labels) * weights).sum()
     right = ((logits.argmax(-1) == labels) & counted).sum(0) / counted.sum(0).clamp(min=1)
