@@ -12,6 +12,7 @@ from torch import Tensor
 from ..hooks import PositionsError, RealPositions, lone_pad_id, real_positions
 from ..models.call import cache_in
 from ..models.errors import UsageError
+from ..models.images import Expansion, own_expansion
 from .outputs import DeviceHiddenStates, RowLayout
 
 # What `prepare_inputs_for_generation` of a mixin model adds: the (B, W) mask, where a compilable cache gets a 4-D one.
@@ -25,10 +26,12 @@ class CallRows:
     Attributes:
         positions: the real positions of its (B, S) batch.
         before: real positions of each row that the cache holds already.
+        expansion: what the model makes of its ids, where it puts image features in the place of placeholders itself.
     """
 
     positions: RealPositions
     before: tuple[int, ...]
+    expansion: Expansion | None = None
 
     @torch.no_grad()
     def hidden_states(self, states: tuple[Tensor, ...]) -> DeviceHiddenStates:
@@ -61,7 +64,10 @@ def rows_of_call(
     ids, (B, S) = _batch(args, kwargs)
     mask = kwargs.get("attention_mask") if plain_mask is None else plain_mask
     positions = real_positions(ids, B, S, lengths=lengths, attention_mask=mask, lone_pad_id=lone_pad_id(config))
-    return CallRows(positions, _before(kwargs, mask, B, S, counted))
+    expansion = own_expansion(config, ids, kwargs)
+    if expansion is not None:
+        positions = positions.expanded(expansion)
+    return CallRows(positions, _before(kwargs, mask, B, positions.S, counted), expansion)
 
 
 def _batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor | None, tuple[int, int]]:

@@ -45,6 +45,10 @@ class HiddenStateCaptureMixin:
     ``aux_hidden_states``, K tensors (B, S, H) in the order of the layer ids, and ``auxiliary_device_output``, the same rows as a
     `DeviceHiddenStates`. A call may say which positions are real by ``lengths=`` (B,) or by its attention mask.
 
+    Where the model itself puts the features of an image in the place of one placeholder (Kimi-K2.5's own code), rows outnumber
+    `input_ids`: S then counts the expanded ids, and two more attributes say what each row is, ``expanded_input_ids`` (B, S) and
+    ``is_text`` (B, S) bool, False on the rows of images.
+
     Attributes:
         capture_aux_hidden_states: whether calls are captured.
         capture_adapter: the name of the adapter that reads the residual stream where that is not plain; to be set before
@@ -146,6 +150,8 @@ class HiddenStateCaptureMixin:
         capture.last = made
         output.aux_hidden_states = states
         output.auxiliary_device_output = made
+        if rows.expansion is not None:
+            output.expanded_input_ids, output.is_text = rows.expansion.input_ids, rows.expansion.is_text
         if self.on_auxiliary_output is not None:
             self.on_auxiliary_output(made)
         return output

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..models.decoder import text_config
 from ..models.errors import UsageError
+from ..models.images import Expansion
 
 
 class PositionsError(UsageError):
@@ -50,6 +51,12 @@ class RealPositions:
         first = torch.arange(self.B) * self.S + torch.tensor(self.starts, dtype=torch.int64)
         before = torch.cumsum(lengths, 0) - lengths
         return torch.repeat_interleave(first - before, lengths) + torch.arange(self.T)
+
+    def expanded(self, expansion: Expansion) -> RealPositions:
+        """The real positions after a model put image features in the place of placeholders."""
+        starts = tuple(map(sum, zip(self.starts, expansion.starts, strict=True)))
+        lengths = tuple(map(sum, zip(self.lengths, expansion.added, strict=True)))
+        return RealPositions(expansion.input_ids.shape[1], starts, lengths)
 
     @classmethod
     def all(cls, B: int, S: int) -> RealPositions:

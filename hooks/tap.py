@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..models.call import cache_in, without_cache
 from ..models.decoder import find_decoder
 from ..models.errors import UsageError
+from ..models.images import own_expansion
 from ..models.layer_ids import Convention, to_boundaries
 from .collector import Collector
 from .positions import RealPositions, lone_pad_id, real_positions
@@ -27,7 +28,8 @@ class Captured:
 
     Attributes:
         aux_hidden_states: K tensors (B, S, H) in the order of the layer ids, in the model's dtype and memory of their own.
-            Rows of padding hold whatever the model computed there; `rows` leaves them out.
+            Rows of padding hold whatever the model computed there; `rows` leaves them out. S counts the expanded ids where the
+            model itself puts several image features in the place of one placeholder.
         pre_norm: (B, S, H), or None if not asked for.
         post_norm: (B, S, H), or None if not asked for.
         output: the model's own output, or None where the forward was stopped after its last tap.
@@ -89,8 +91,13 @@ class ActiveTap:
         shape = _batch_shape(input_ids, kwargs)
         if input_ids is not None and not any(isinstance(value, Tensor) for value in kwargs.values()):
             _require_in_vocabulary(input_ids, self._vocab_rows)
-        pad = lone_pad_id(getattr(self._model, "config", None))
+        config = getattr(self._model, "config", None)
+        pad = lone_pad_id(config)
         positions = real_positions(input_ids, *shape, lengths=lengths, attention_mask=attention_mask, lone_pad_id=pad)
+        expansion = own_expansion(config, input_ids, kwargs)
+        if expansion is not None:
+            positions = positions.expanded(expansion)
+            shape = positions.B, positions.S
         if attention_mask is not None:
             kwargs["attention_mask"] = attention_mask
         stop = self._stop_early is not False and not cached

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .conversation import Message, reasoning_of
+from .conversation import Message, content_text, reasoning_of
 from .rendering import Rendering
 from .template import Span
 
@@ -51,5 +51,5 @@ def align(rendering: Rendering) -> Alignment | None:
 
 
 def _numbered_texts(messages: Sequence[Message]) -> dict[int, str]:
-    contents = {2 * place: message.get("content", "") for place, message in enumerate(messages)}
+    contents = {2 * place: content_text(message) or "" for place, message in enumerate(messages)}
     return contents | {2 * place + 1: reasoning_of(message) for place, message in enumerate(messages)}

@@ -30,7 +30,8 @@ Message = dict[str, Any]
 class Conversation:
     """`messages` as a chat template takes them: `role` from the table above, `content` a string (absent only where an
     assistant has tool calls or reasoning instead), other fields of the row untouched, null fields left out.
-    `tools` are JSON schemas, or None."""
+    In a conversation with images, a content that the row gives as parts stays a list of text and image parts; an
+    assistant's is one text part. `tools` are JSON schemas, or None."""
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] | None
@@ -39,6 +40,12 @@ class Conversation:
     def assistant_turns(self) -> list[int]:
         """The places of the assistant's messages."""
         return [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+
+    @property
+    def images(self) -> list[tuple[int, Message]]:
+        """The image parts in order, each with the place of its message."""
+        contents = ((place, message.get("content")) for place, message in enumerate(self.messages))
+        return [(k, part) for k, parts in contents if isinstance(parts, list) for part in parts if _is_image(part)]
 
     def with_message(self, place: int, message: Message) -> list[Message]:
         """The messages with one of them replaced."""
@@ -50,29 +57,61 @@ def reasoning_of(message: Message) -> str:
     return next((message[field] for field in REASONING_FIELDS if message.get(field)), "")
 
 
+def content_text(message: Message) -> str | None:
+    """The text of a message, the first one of several parts; None where there is no content."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return next((str(part["text"]) for part in content if not _is_image(part)), "")
+    return content
+
+
+def content_like(message: Message, text: str) -> str | list[dict[str, Any]]:
+    """`text` as content in the form that the message has, for templates that take parts alone."""
+    return [{"type": "text", "text": text}] if isinstance(message.get("content"), list) else text
+
+
 def with_texts(message: Message, content: str | None = None, reasoning: str | None = None) -> Message:
     """A copy of the message with its content, its reasoning fields or both replaced; None leaves a text as it is."""
     changed = dict(message)
     if content is not None:
-        changed["content"] = content
+        changed["content"] = _with_first_text(message.get("content"), content)
     if reasoning is not None:
         changed |= {field: reasoning for field in REASONING_FIELDS if message.get(field)}
     return changed
 
 
-def read_conversation(messages: object, tools: object) -> Conversation:
+def _with_first_text(content: object, text: str) -> str | list[Any]:
+    if not isinstance(content, list):
+        return text
+    first = next((at for at, part in enumerate(content) if not _is_image(part)), None)
+    return [part if at != first else part | {"text": text} for at, part in enumerate(content)]
+
+
+def _is_image(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image"
+
+
+def read_conversation(messages: object, tools: object, *, take_images: bool = False) -> Conversation:
     """The conversation of a row's `messages` or `conversations`.
 
-    Raises RowError for no messages, an unknown role, content that is no text, and tools that are no list of objects.
+    Raises RowError for no messages, an unknown role, content that is no text (nor an image, with `take_images`), and tools
+    that are no list of objects.
     """
     if not isinstance(messages, list | tuple):
         raise RowError("bad_message", f"expected a list of messages; found a {type(messages).__name__}")
     if not messages:
         raise RowError("empty_conversation", "expected at least one message; found none")
-    return Conversation(tuple(_message(place, value) for place, value in enumerate(messages)), _tools(tools))
+    keep_parts = take_images and any(map(_holds_image, messages))
+    read = (_message(place, value, keep_parts) for place, value in enumerate(messages))
+    return Conversation(tuple(read), _tools(tools))
 
 
-def _message(place: int, value: object) -> Message:
+def _holds_image(message: object) -> bool:
+    content = (message.get("content") or message.get("value")) if isinstance(message, Mapping) else None
+    return isinstance(content, list | tuple) and any(map(_is_image, content))
+
+
+def _message(place: int, value: object, keep_parts: bool) -> Message:
     if not isinstance(value, Mapping):
         raise RowError("bad_message", f"expected message {place} to be an object; found a {type(value).__name__}")
     fields = {key: item for key, item in value.items() if item is not None}
@@ -81,7 +120,7 @@ def _message(place: int, value: object) -> Message:
     for field in REASONING_FIELDS:
         if not isinstance(fields.get(field, ""), str):
             raise RowError("bad_content", f"expected {field} of message {place} to be a string")
-    return {"role": role, **_content(place, role, content, fields), **fields}
+    return {"role": role, **_content(place, role, content, fields, keep_parts), **fields}
 
 
 def _role(place: int, value: object) -> str:
@@ -93,9 +132,11 @@ def _role(place: int, value: object) -> str:
     return role
 
 
-def _content(place: int, role: str, value: object, fields: Mapping[str, Any]) -> dict[str, str]:
+def _content(place: int, role: str, value: object, fields: Mapping[str, Any], keep_parts: bool) -> dict[str, Any]:
     if isinstance(value, str):
         return {"content": value}
+    if isinstance(value, list | tuple) and value and keep_parts:
+        return {"content": _parts(place, role, value)}
     if isinstance(value, list | tuple) and value:
         return {"content": "".join(_part(place, part) for part in value)}
     stands_alone = any(fields.get(field) for field in (*TOOL_CALL_FIELDS, *REASONING_FIELDS))
@@ -103,6 +144,12 @@ def _content(place: int, role: str, value: object, fields: Mapping[str, Any]) ->
         return {}
     found = "none" if value is None else f"a {type(value).__name__}" if value else f"an empty {type(value).__name__}"
     raise RowError("bad_content", f"expected the content of message {place} to be text; found {found}")
+
+
+def _parts(place: int, role: str, parts: list[Any] | tuple[Any, ...]) -> list[dict[str, Any]]:
+    if role == "assistant":
+        return [{"type": "text", "text": "".join(_part(place, part) for part in parts)}]
+    return [dict(part) if _is_image(part) else {"type": "text", "text": _part(place, part)} for part in parts]
 
 
 def _part(place: int, part: object) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from .conversation import REASONING_FIELDS, TOOL_CALL_FIELDS, Message
+from .conversation import REASONING_FIELDS, TOOL_CALL_FIELDS, Message, content_text
 from .rendering import Rendering
 from .row_error import RowError
 from .template import ChatTemplate
@@ -50,5 +50,5 @@ def _has_unrendered_message(rendering: Rendering) -> bool:
     if rendering.marked is None:
         return False
     seen = {number // 2 for number, _ in rendering.markers.found(rendering.marked)}
-    texts = enumerate(message.get("content", "").strip() for message in rendering.conversation.messages)
+    texts = enumerate((content_text(message) or "").strip() for message in rendering.conversation.messages)
     return any(place not in seen and text and text not in rendering.text for place, text in texts)

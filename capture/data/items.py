@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .sample_images import SampleImages
+
 
 @dataclass(frozen=True, eq=False)
 class Sample:
@@ -14,6 +16,7 @@ class Sample:
     `line` is 1-based: the line of a `.jsonl` file, the place in a list or table elsewhere.
     `mask_rule` is one of `generation_marks`, `substitution`, `all`, `row`, `kimi_tokens`.
     `warnings` holds short sorted codes, each at most once. `truncated_from` is the length before truncation, or None.
+    `images`: of a sample with images, whose `input_ids` are the expanded ones: one for each hidden row.
     Raises ValueError where ids and mask differ in dtype or shape from the above, or there is no token.
     """
 
@@ -25,6 +28,7 @@ class Sample:
     mask_rule: str
     warnings: tuple[str, ...] = ()
     truncated_from: int | None = None
+    images: SampleImages | None = None
 
     def __post_init__(self) -> None:
         ids, mask = self.input_ids, self.loss_mask

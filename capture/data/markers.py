@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .conversation import Message, reasoning_of, with_texts
+from .conversation import Message, content_text, reasoning_of, with_texts
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _DIGITS = 4
@@ -71,7 +71,7 @@ class Markers:
 
 def markers_for(messages: Sequence[Message], rendered: str) -> Markers:
     """Markers that occur neither in the rendering nor in any text of the messages."""
-    texts = [rendered, *(message.get("content", "") for message in messages), *map(reasoning_of, messages)]
+    texts = [rendered, *(content_text(message) or "" for message in messages), *map(reasoning_of, messages)]
     stem = "Hiddentapmark"
     while any(stem in text for text in texts):
         stem += "q"

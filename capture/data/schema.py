@@ -26,10 +26,10 @@ class TokenIds:
     loss_mask: tuple[int, ...] | None
 
 
-def read_body(row: Mapping[str, Any]) -> Conversation | Text | TokenIds:
+def read_body(row: Mapping[str, Any], *, take_images: bool = False) -> Conversation | Text | TokenIds:
     """What the row holds. A null field counts as absent; of several known fields the first of `BODY_FIELDS` counts.
 
-    Raises RowError where no known field is there or its value has another shape.
+    Raises RowError where no known field is there or its value has another shape; an image part is one without `take_images`.
     """
     field = next((field for field in BODY_FIELDS if row.get(field) is not None), None)
     if field is None:
@@ -40,7 +40,7 @@ def read_body(row: Mapping[str, Any]) -> Conversation | Text | TokenIds:
         return Text(_text(row["text"]))
     if field == "input_ids":
         return _token_ids(row["input_ids"], row.get("loss_mask"))
-    return read_conversation(row[field], row.get("tools"))
+    return read_conversation(row[field], row.get("tools"), take_images=take_images)
 
 
 def read_id(row: Mapping[str, Any], source: str, line: int) -> str:

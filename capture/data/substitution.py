@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from .alignment import Alignment, align
-from .conversation import Message, reasoning_of, with_texts
+from .conversation import Message, content_text, reasoning_of, with_texts
 from .rendering import Rendering
 from .row_error import RowError
 from .shared_text import shared_after, shared_before, whole_text
@@ -57,7 +57,7 @@ class TurnFinder:
         content = self._located(rendering, place, replaced, markers.content(place))
         if content is None:
             raise _not_once(place, 0)
-        content, changed = whole_text(rendering.text, content, message.get("content"))
+        content, changed = whole_text(rendering.text, content, content_text(message))
         reasoning = None
         if reasoning_of(message):
             replaced = with_texts(message, reasoning=markers.reasoning(place))
@@ -104,7 +104,7 @@ class TurnFinder:
         opened = text.rfind(prompt, 0, start)
         tag = text[opened + len(prompt) : start].strip() if opened >= 0 else ""
         if 0 < len(tag) <= 64 and len(tag.split()) == 1 and not tag.startswith(("</", "[/")):
-            of_the_row = reasoning is not None or tag in rendering.conversation.messages[place].get("content", "")
+            of_the_row = reasoning is not None or tag in (content_text(rendering.conversation.messages[place]) or "")
             return opened + len(prompt) if of_the_row else start
         across = text.find(prompt, max(0, start - len(prompt) + 1), start - 1 + len(prompt))
         return start if across < 0 else across + len(prompt)

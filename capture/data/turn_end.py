@@ -3,7 +3,7 @@
 import re
 
 from .atoms import atoms, common_atoms
-from .conversation import TOOL_CALL_FIELDS, Message, with_texts
+from .conversation import TOOL_CALL_FIELDS, Message, content_like, with_texts
 from .rendering import Rendering
 from .row_error import RowError
 from .template import ChatTemplate
@@ -48,7 +48,8 @@ class TurnEnds:
     def _tail_elsewhere(self, rendering: Rendering, place: int, final: bool) -> str | None:
         conversation, markers = rendering.conversation, rendering.markers
         turn = with_texts(conversation.messages[place], content=markers.content(place))
-        following: list[Message] = [{"role": "user", "content": markers.content(place + 1)}] if final else []
+        next_turn = {"role": "user", "content": content_like(conversation.messages[place], markers.content(place + 1))}
+        following: list[Message] = [next_turn] if final else []
         try:
             text = self._template.render([*conversation.messages[:place], turn, *following], conversation.tools)
         except RowError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,12 +24,14 @@ class TokenBatch:
         input_ids: (B, S) int64 on the CPU, padded on the right with id 0.
         positions: which of them are real.
         row_start: the shard's row of the first token.
+        inputs: of one sample with images, what the model takes in place of `input_ids`, which are the expanded ones.
     """
 
     first: int
     row_start: int
     input_ids: Tensor
     positions: RealPositions
+    inputs: Mapping[str, Tensor] | None = None
 
     @property
     def samples(self) -> range:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from ..data import Audit, Item, RejectGate, Sample, audit, tokenise
+from ..data import Audit, ImageProcessor, Item, RejectGate, Sample, audit, image_processor_of, tokenise
 from ..progress import Silent
 from .batches import TokenBatch, batch_end, token_batch
 from .engine import Engine
 from .offline import backend_of
+from .planned_images import require_engine_for_images
 from .ranks import Ranks
 from .resuming import fitted_to
 from .settings import STORE_DTYPES, CaptureSettings
@@ -62,11 +63,15 @@ def estimate_run(settings: CaptureSettings) -> RunEstimate:
     items = tokenise(settings.data, options, workers=settings.text.workers, limit=settings.text.limit)
     gate = RejectGate(settings.text.allow_rejects, strict=settings.text.strict)
     counted = audit(_keeping(items, kept), gate)
+    processor = image_processor_of(options) if any(sample.images for sample in kept) else None
     dtype = STORE_DTYPES[settings.store_dtype] if settings.store_dtype else attached.dtype
     longest = max((len(sample.input_ids) for sample in kept), default=1)
+    require_engine_for_images(settings, processor is not None)
     with backend.engine(dtype, longest) as engine:
-        speed = _tokens_per_second(engine, kept, 1 if settings.exact else settings.batch_tokens or BATCH_TOKENS)
-    return RunEstimate(counted, bytes_of_rows(attached.columns(dtype), counted.tokens), free_bytes(settings.out), speed)
+        budget = 1 if settings.exact else settings.batch_tokens or BATCH_TOKENS
+        speed = _tokens_per_second(engine, _batches(kept, budget, processor))
+    columns = attached.columns(dtype, is_text=processor is not None)
+    return RunEstimate(counted, bytes_of_rows(columns, counted.tokens), free_bytes(settings.out), speed)
 
 
 def _keeping(items: Iterable[Item], kept: list[Sample]) -> Iterator[Item]:
@@ -83,10 +88,10 @@ def _keeping(items: Iterable[Item], kept: list[Sample]) -> Iterator[Item]:
         yield item
 
 
-def _tokens_per_second(engine: Engine, samples: list[Sample], budget: int) -> float:
+def _tokens_per_second(engine: Engine, batches: Iterable[TokenBatch]) -> float:
     tokens = 0
     start = time.perf_counter()
-    for batch in _batches(samples, budget):
+    for batch in batches:
         engine.forward(batch)
         if engine.device.type != "cpu":
             torch.accelerator.synchronize(engine.device)
@@ -99,7 +104,7 @@ def _tokens_per_second(engine: Engine, samples: list[Sample], budget: int) -> fl
     return tokens / max(time.perf_counter() - start, 1e-9) if tokens > 1 else 0.0
 
 
-def _batches(samples: list[Sample], budget: int) -> Iterator[TokenBatch]:
+def _batches(samples: list[Sample], budget: int, processor: ImageProcessor | None) -> Iterator[TokenBatch]:
     """Batches of all lengths in turn, twice, so that there is more than one even of few samples."""
     ordered = sorted(samples, key=lambda sample: len(sample.input_ids))
     lengths = np.array([len(sample.input_ids) for sample in ordered], np.int64)
@@ -112,9 +117,13 @@ def _batches(samples: list[Sample], budget: int) -> Iterator[TokenBatch]:
     cuts, first = [], 0
     while first < len(ordered):
         stop = batch_end(lengths, first, budget)
+        alone = [place for place in range(first, stop) if ordered[place].images]
+        stop = max(alone[0], first + 1) if alone else stop
         cuts.append((first, stop))
         first = stop
     # From the middle outwards: a probe that ends early has seen the usual lengths.
     cuts.sort(key=lambda cut: abs(cut[0] - len(ordered) // 2))
     for first, stop in cuts * 2:
-        yield token_batch(first, stop, offsets, ids)
+        batch, images = token_batch(first, stop, offsets, ids), ordered[first].images
+        inputs = processor.inputs(images, ordered[first].input_ids) if processor and images else None
+        yield replace(batch, inputs=inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,7 @@ from ...hooks import (
 )
 from ...models.call import input_device, without_cache
 from ...models.decoder import Decoder, find_decoder
-from ...models.errors import UsageError
+from ...models.errors import RunError, UsageError
 from ...models.loading import LoadedModel
 from ...models.pipeline import pipeline_group_of
 from ..identity import device_name
@@ -52,11 +52,16 @@ class AttachedModel:
         widths = self.decoder.widths
         return self.hidden_size if not widths or self.hidden_size in widths else max(widths)
 
-    def columns(self, store_dtype: torch.dtype) -> tuple[Column, ...]:
-        """The columns of a shard of these taps."""
+    def columns(self, store_dtype: torch.dtype, *, is_text: bool = False) -> tuple[Column, ...]:
+        """The columns of a shard of these taps; `is_text` in a run with images."""
         taps = self.taps
         rows = capture_columns(
-            len(taps.boundaries), self.hidden_size, store_dtype, pre_norm=taps.pre_norm, post_norm=taps.post_norm
+            len(taps.boundaries),
+            self.hidden_size,
+            store_dtype,
+            pre_norm=taps.pre_norm,
+            post_norm=taps.post_norm,
+            is_text=is_text,
         )
         rows = tuple(replace(c, shape=(self.norm_size,)) if c.name in ("pre_norm", "post_norm") else c for c in rows)
         top = [c for c in generation_columns(topk=self.top_logits) if c.name.startswith("topk_")]
@@ -94,8 +99,25 @@ class HuggingFaceEngine:
         index = None if positions.all_real else self._sent(positions.flat_index())
         slots = GatheredRows(len(taps.boundaries), index, positions.T)
         with self._collector.armed(slots, positions.B, positions.S, stop=True):
-            self._model(self._sent(batch.input_ids), **self._arguments)
+            if batch.inputs is None:
+                self._model(self._sent(batch.input_ids), **self._arguments)
+            else:
+                self._run_with_images(batch.inputs)
         return self._output(slots, RowLayout.of_prompts(positions.lengths))
+
+    def _run_with_images(self, inputs: Mapping[str, Tensor]) -> None:
+        """The model over what its processor made, pictures in the dtype that it computes in."""
+        sent = {
+            name: self._sent(value.to(self._attached.dtype) if value.is_floating_point() else value)
+            for name, value in inputs.items()
+        }
+        try:
+            self._model(**sent, **self._arguments)
+        except (TypeError, ValueError) as error:
+            raise RunError(
+                f"{type(self._model).__name__} did not take what its processor made of the images of a sample "
+                f"({', '.join(sent)}): {type(error).__name__}: {error}"
+            ) from error
 
     def _sent(self, tensor: Tensor) -> Tensor:
         """`tensor` on the device, without waiting for it: from pinned memory, the only kind that is copied behind one's back."""

@@ -18,8 +18,9 @@ from .head import write_head
 from .hugging_face import AttachedModel, HuggingFaceBackend, HuggingFaceEngine, attach
 from .identity import shard_metadata
 from .pace import Pace
+from .planned_images import image_metadata, planned_images, require_engine_for_images
 from .ranks import Ranks
-from .resuming import prepare_folder, sealed_shards
+from .resuming import prepare_folder, sealed_shards, tokenise_options
 from .settings import STORE_DTYPES, CaptureSettings
 from .shard_run import ShardRun
 from .speeds import Speeds, speed_key
@@ -107,6 +108,8 @@ def _fill(
         return Effort(0, 0.0, len(plan.shards), None)
     store_dtype = STORE_DTYPES[plan.identity["store_dtype"]]
     tokens = sum(planned.R for planned in left)
+    require_engine_for_images(settings, plan.has_images)
+    images = planned_images(plan, tokenise_options(settings, plan))
     with backend.engine(store_dtype, int(plan.lengths.max(initial=1))) as engine:
         pace = _pace(settings, backend, engine, tokens, progress)
         compiled = "off" if settings.exact else settings.compile
@@ -114,12 +117,14 @@ def _fill(
             plan,
             folder,
             engine,
-            backend.attached.columns(store_dtype),
-            shard_metadata(plan.identity, plan.sources, plan.extra["mask_rules"], engine.made_with, compiled),
+            backend.attached.columns(store_dtype, is_text=plan.has_images),
+            shard_metadata(plan.identity, plan.sources, plan.extra["mask_rules"], engine.made_with, compiled)
+            | image_metadata(plan),
             pace,
             settings.on_bad_values,
             progress,
             stopping.check,
+            images,
         )
         start = time.perf_counter()
         run.capture(ranks.take(left))

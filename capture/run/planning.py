@@ -11,6 +11,7 @@ from ..data import Reject as RowReject
 from ..data import RejectGate, Sample, TokeniseOptions, source_identity, tokenise
 from ..progress import Progress
 from ..store import OutputFolder, Plan, PlanWriter, Reject, differences
+from .planned_images import processor_of_images
 from .settings import CaptureSettings
 
 
@@ -72,13 +73,15 @@ def make_plan(
                     source=sources[item.source],
                     line=item.line,
                     truncated_from=item.truncated_from or 0,
+                    images=None if item.images is None else item.images.as_json(),
                 )
             else:
                 detail = {"code": item.code}
                 writer.reject(Reject(item.source, item.line, item.sample_id, item.reason, detail))
         gate.finish()
         _require_unchanged(settings.data, identity)
-        return writer.seal(identity, settings.data, shard_rows=settings.shard_rows, extra=counted.as_json(options))
+        extra = counted.as_json(options) | processor_of_images(options, counted.images)
+        return writer.seal(identity, settings.data, shard_rows=settings.shard_rows, extra=extra)
 
 
 def _require_unchanged(sources: Sequence[str], identity: dict[str, Any]) -> None:
@@ -92,7 +95,7 @@ class _Counts:
     def __init__(self) -> None:
         self.warnings: Counter[str] = Counter()
         self.mask_rules: Counter[str] = Counter()
-        self.truncated = 0
+        self.truncated = self.images = 0
         self.supervised = 0
 
     def add(self, sample: Sample) -> None:
@@ -100,6 +103,7 @@ class _Counts:
         self.mask_rules[sample.mask_rule] += 1
         self.truncated += sample.truncated_from is not None
         self.supervised += sample.supervised
+        self.images += 0 if sample.images is None else len(sample.images.files)
 
     def as_json(self, options: TokeniseOptions) -> dict[str, Any]:
         return {

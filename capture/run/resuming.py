@@ -9,11 +9,12 @@ from ...models.config import stated_positions
 from ...models.decoder import Decoder
 from ...models.errors import UsageError
 from ...models.loading import LoadedModel
-from ..data import Tokeniser, identity_of
+from ..data import TokeniseOptions, Tokeniser, identity_of
 from ..progress import Progress
 from ..store import Manifest, OutputFolder, Plan, Shard
 from .hugging_face import AttachedModel
 from .identity import run_identity
+from .planned_images import require_same_images
 from .planning import existing_plan, identity_differences, make_plan, require_same_identity
 from .settings import STORE_DTYPES, CaptureSettings, TextSettings
 from .space import bytes_of_rows, require_space
@@ -47,11 +48,17 @@ def prepare_folder(
         Manifest.from_shards(identity, plan.summary(), [], complete=False).write(folder.manifest_path)
     else:
         require_same_identity(plan, identity, folder)
+        require_same_images(plan)
     done = _kept_when_whole(folder, plan, progress)
     left = plan.R - sum(shard.R for shard in done.values())
-    columns = attached.columns(STORE_DTYPES[identity["store_dtype"]])
+    columns = attached.columns(STORE_DTYPES[identity["store_dtype"]], is_text=plan.has_images)
     require_space(folder.path, bytes_of_rows(columns, left), force=settings.force)
     return plan
+
+
+def tokenise_options(settings: CaptureSettings, plan: Plan) -> TokeniseOptions:
+    """How the rows of `plan` were tokenised, for whoever makes inputs of them again."""
+    return settings.text.tokenise_options(settings.model, date=plan.extra["template_date"], vocab_rows=None)
 
 
 def fitted_to(decoder: Decoder, text: TextSettings, progress: Progress) -> TextSettings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from .background import Background
 from .batches import TokenBatch, batch_end, token_batch
 from .engine import Engine
 from .pace import Pace
+from .planned_images import PlannedImages
 from .row_faults import RowFault
 from .settings import OnBadValues
 from .steady_pace import SteadyPace
@@ -61,20 +62,30 @@ class PlannedRows:
 
 @dataclass(frozen=True)
 class ShardTokens:
-    """What one shard is to hold beside its hidden states; input_ids (R,) int32, loss_mask (R,) uint8, in its rows' order."""
+    """What one shard is to hold beside its hidden states; input_ids (R,) int32, loss_mask (R,) uint8, in its rows' order.
+
+    is_text: (R,) uint8 in a run with images, else None.
+    """
 
     planned: PlannedShard
     samples: ShardSamples
     ids: Sequence[str]
     input_ids: Tensor
     loss_mask: Tensor
+    is_text: Tensor | None = None
+
+    def columns(self) -> dict[str, Tensor]:
+        """Those that are known before any forward."""
+        known = {"input_ids": self.input_ids, "loss_mask": self.loss_mask}
+        return known if self.is_text is None else known | {"is_text": self.is_text}
 
 
 @dataclass
 class ShardRun:
     """Captures shards: the forward in this thread; waiting for the copy, rows to disk and seals in one behind it.
 
-    `pace` is None in an exact run: one sample a forward. `check_stop` is called between batches and may raise.
+    `pace` is None in an exact run: one sample a forward. `images` is None where no sample has any. `check_stop` is
+    called between batches and may raise.
     """
 
     plan: Plan
@@ -86,6 +97,7 @@ class ShardRun:
     on_bad_values: OnBadValues
     progress: Progress
     check_stop: Callable[[], None]
+    images: PlannedImages | None = None
 
     def capture(self, shards: Iterable[PlannedShard]) -> dict[int, Shard]:
         """Fill and seal `shards` one after the other; returns them by index.
@@ -110,9 +122,9 @@ class ShardRun:
 
     def _tokens_of(self, planned: PlannedShard) -> ShardTokens:
         samples = self.plan.samples_of(planned)
-        return ShardTokens(
-            planned, samples, [samples.id(place) for place in range(planned.M)], *self.plan.tokens_of(planned)
-        )
+        ids = [samples.id(place) for place in range(planned.M)]
+        is_text = None if self.images is None else self.plan.is_text_of(planned)
+        return ShardTokens(planned, samples, ids, *self.plan.tokens_of(planned), is_text)
 
     def _forwards(self, shard: ShardTokens) -> Iterator[tuple[TokenBatch, DeviceAuxiliaryOutput]]:
         """Every batch of the shard with what its forward gave; a batch that does not fit the device is halved."""
@@ -121,13 +133,23 @@ class ShardRun:
             self.check_stop()
             size = 1 if self.pace is None else self.pace.next_size()
             stop = batch_end(planned.lengths, first, size, self.pace.most_padding if self.pace else 0.0)
-            tokens = token_batch(first, stop, planned.row_offsets, shard.input_ids)
+            tokens = self._batch(shard, first, stop)
             output = self._forward(tokens, size)
             if output is None:
                 self._lower_budget(shard, tokens)
                 continue
             yield tokens, output
-            first = stop
+            first = tokens.samples.stop
+
+    def _batch(self, shard: ShardTokens, first: int, stop: int) -> TokenBatch:
+        """Samples first..stop-1 as one batch, or fewer of them: one with images is alone in its forward."""
+        planned = shard.planned
+        if self.images is None:
+            return token_batch(first, stop, planned.row_offsets, shard.input_ids)
+        stop = self.images.stop_before(planned, first, stop)
+        tokens = token_batch(first, stop, planned.row_offsets, shard.input_ids)
+        begin, end = planned.row_offsets[first : first + 2].tolist()
+        return replace(tokens, inputs=self.images.inputs(planned, first, shard.input_ids[begin:end].numpy()))
 
     def _forward(self, tokens: TokenBatch, size: int) -> DeviceAuxiliaryOutput | None:
         """What the forward gave; None where the batch did not fit the device.
@@ -178,7 +200,7 @@ class ShardRun:
         path = self.folder.shard_path(shard.planned.index)
         writer = PlannedShardWriter(path, shard.planned, shard.samples, self.columns, self.metadata)
         writers[shard.planned.index] = writer
-        writer.write(0, {"input_ids": shard.input_ids, "loss_mask": shard.loss_mask})
+        writer.write(0, shard.columns())
         return writer
 
     def _judge(self, writer: PlannedShardWriter, tokens: TokenBatch, requests: Sequence[SampleRequest]) -> int:

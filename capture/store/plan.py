@@ -30,6 +30,13 @@ PLAN_TENSORS: Mapping[str, torch.dtype] = {
     "rejects": torch.uint8,
 }
 
+# Beside them where samples have images: which samples (N,), and for each, JSON of the caller's, end to end.
+IMAGE_TENSORS: Mapping[str, torch.dtype] = {
+    "image_samples": torch.int64,
+    "images": torch.uint8,
+    "image_offsets": torch.int64,
+}
+
 
 def plan_file(folder: Path, name: str) -> Path:
     """The file of one of the plan's tensors; `rejects` holds JSON lines as bytes."""
@@ -55,7 +62,8 @@ class Plan:
             self._sums = {name: file["crc32"] for name, file in summary["files"].items()}
             self._files = {
                 name: TensorFile(plan_file(self.folder, name), dtype, summary["files"][name]["entries"])
-                for name, dtype in PLAN_TENSORS.items()
+                for name, dtype in {**PLAN_TENSORS, **IMAGE_TENSORS}.items()
+                if name in PLAN_TENSORS or name in summary["files"]
             }
         except KeyError as error:
             raise PlanError(
@@ -87,6 +95,16 @@ class Plan:
         return self._files["source_line"].mapped()
 
     @cached_property
+    def image_samples(self) -> NDArray[np.int64]:
+        """(N,) int64, ascending: the samples with images; N = 0 where the run has none."""
+        file = self._files.get("image_samples")
+        return np.empty(0, np.int64) if file is None else file.read(0, file.entries)
+
+    @property
+    def has_images(self) -> bool:
+        return "image_samples" in self._files
+
+    @cached_property
     def shards(self) -> Assignment:
         """Every planned shard, made when asked for."""
         shards = Assignment(self.lengths, self.shard_rows)
@@ -101,6 +119,14 @@ class Plan:
     def loss_mask(self, i: int) -> NDArray[np.uint8]:
         """(S,) uint8: 1 where the token itself is supervised."""
         return self._files["loss_mask"].read(*self._token_range(i))
+
+    def images(self, i: int) -> dict[str, Any] | None:
+        """What the caller keeps of the images of sample i; None where it has none."""
+        place = int(np.searchsorted(self.image_samples, i))
+        if place == len(self.image_samples) or self.image_samples[place] != i:
+            return None
+        start, stop = self._files["image_offsets"].read(place, place + 2)
+        return dict(json.loads(self._files["images"].read(int(start), int(stop)).tobytes()))
 
     def sample_id(self, i: int) -> str:
         """The id of sample i."""
@@ -139,6 +165,14 @@ class Plan:
         input_ids = self._files["input_ids"].read(begin, end)[order]
         loss_mask = self._files["loss_mask"].read(begin, end)[order]
         return torch.from_numpy(input_ids), torch.from_numpy(loss_mask)
+
+    def is_text_of(self, shard: PlannedShard) -> torch.Tensor:
+        """is_text (R,) uint8 of a planned shard in the order of its rows: 0 where a row holds an image feature."""
+        is_text = torch.ones(shard.R, dtype=torch.uint8)
+        for row_start, sample in zip(shard.row_offsets.tolist(), shard.sample_index.tolist(), strict=False):
+            for start, stop in (self.images(sample) or {}).get("placeholders", ()):
+                is_text[row_start + start : row_start + stop] = 0
+        return is_text
 
     def summary(self) -> dict[str, Any]:
         """Counts for the manifest."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...models.errors import UsageError
 from .diskio import write_atomically
-from .plan import PLAN_FILE, PLAN_TENSORS, PLAN_VERSION, Plan, plan_file
+from .plan import IMAGE_TENSORS, PLAN_FILE, PLAN_TENSORS, PLAN_VERSION, Plan, plan_file
 from .record import sorted_json
 from .rejects import Reject
 from .samples import encode_id
@@ -37,7 +37,7 @@ class PlanWriter:
         self.samples = 0
         self.rows = 0
         self._rejected = 0
-        self._id_bytes = 0
+        self._id_bytes = self._image_bytes = 0
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / PLAN_FILE).exists():
             raise UsageError(f"{folder} holds a sealed plan; open it with Plan, or remove it to make another.")
@@ -59,12 +59,15 @@ class PlanWriter:
         source: int,
         line: int,
         truncated_from: int = 0,
+        images: Mapping[str, Any] | None = None,
     ) -> None:
         """Append one sample; its index is how many were added before.
 
         input_ids: (S,) integers in 0 .. 2**31 - 1, S >= 1; loss_mask: (S,) of 0 and 1, or booleans.
         source: index into the sources given at the seal; line: counted from 1.
         truncated_from: tokens before truncation, 0 if it was not truncated.
+        images: JSON values of the caller's of a sample with images; `placeholders` in it, (start, stop) pairs, are the rows that
+        hold image features.
         """
         encoded = encode_id(sample_id)
         ids = _integers(input_ids, "input_ids", sample_id, np.iinfo(np.int32).max)
@@ -81,6 +84,8 @@ class PlanWriter:
         self._append("source_index", source)
         self._append("source_line", line)
         self._append("truncated_from", truncated_from)
+        if images is not None:
+            self._append_images(sorted_json(images, "the images of a sample").encode())
         self.samples += 1
         self.rows += len(ids)
 
@@ -128,8 +133,18 @@ class PlanWriter:
     ) -> None:
         self._discard()
 
+    def _append_images(self, encoded: bytes) -> None:
+        if "images" not in self._tensors:
+            for name, dtype in IMAGE_TENSORS.items():
+                self._tensors[name] = TensorFileWriter(plan_file(self._folder, name), dtype)
+            self._append("image_offsets", 0)
+        self._tensors["images"].append(encoded)
+        self._image_bytes += len(encoded)
+        self._append("image_samples", self.samples)
+        self._append("image_offsets", self._image_bytes)
+
     def _append(self, name: str, value: int) -> None:
-        dtype = numpy_dtype(PLAN_TENSORS[name])
+        dtype = numpy_dtype(PLAN_TENSORS[name] if name in PLAN_TENSORS else IMAGE_TENSORS[name])
         limits = np.iinfo(dtype)
         if not 0 <= value <= limits.max:
             raise UsageError(f"{name} must be in 0..{limits.max}, got {value}.")
@@ -152,7 +167,7 @@ def remove_plan_files(folder: Path) -> list[Path]:
 
 def plan_leftovers(folder: Path) -> list[Path]:
     """Every name that a plan writer uses, `plan.json` aside."""
-    tensors = [plan_file(folder, name) for name in PLAN_TENSORS]
+    tensors = [plan_file(folder, name) for name in (*PLAN_TENSORS, *IMAGE_TENSORS)]
     unsealed = [path.with_name(path.name + ".open") for path in tensors]
     return [*tensors, *unsealed, folder / (PLAN_FILE + ".tmp")]
 

@@ -54,10 +54,11 @@ def beside_model(
     """Compare `samples` of the shards' samples; see `verify`."""
     places = chosen_places(shards, samples, each_shard=each_shard)
     declarations, silent = _declarations(shard for shard, _ in places)
-    chosen = read_chosen([place for place in places if place[0].path in declarations])
+    with_images: list[ChosenSample] = []
+    chosen = _of_text(read_chosen([place for place in places if place[0].path in declarations]), with_images)
     first = next(chosen, None)
     if first is None:
-        return BesideModel(tuple(silent), ("no sample was compared with a model",))
+        return BesideModel(tuple(silent), ("no sample was compared with a model", *_images_note(with_images)))
     chosen = chain([first], chosen)
     reference = reference_model(declarations[first.name.path], model)
     head, broken = _stored_head(folder)
@@ -68,7 +69,22 @@ def beside_model(
     else:
         progress.started("comparing with the model", len(places))
         found = _compared(chosen, first, declarations, reference.loaded, head, folder, progress)
-    return replace(found, findings=(*told, *found.findings), same_model=not reference.differences)
+    notes = (*found.notes, *_images_note(with_images))
+    return replace(found, findings=(*told, *found.findings), notes=notes, same_model=not reference.differences)
+
+
+def _of_text(samples: Iterable[ChosenSample], with_images: list[ChosenSample]) -> Iterator[ChosenSample]:
+    """Those whose ids alone make a forward; the others go to `with_images`, without their rows."""
+    for sample in samples:
+        if sample.has_images:
+            with_images.append(replace(sample, columns={}))
+        else:
+            yield sample
+
+
+def _images_note(with_images: list[ChosenSample]) -> tuple[str, ...]:
+    count = len(with_images)
+    return (f"{count} sample(s) with images were not compared: a shard holds no pictures",) if count else ()
 
 
 def _compared(

@@ -33,6 +33,12 @@ class ChosenSample:
         """(S,) int32, what went into the forward."""
         return self.columns["input_ids"]
 
+    @property
+    def has_images(self) -> bool:
+        """Whether some of its rows hold image features, which its ids do not tell."""
+        is_text = self.columns.get("is_text")
+        return is_text is not None and not bool(is_text.all())
+
 
 def chosen_places(shards: Iterable[Shard], count: int, *, each_shard: bool) -> list[tuple[Shard, int]]:
     """Shard and position of `count` samples spread evenly over all of them, first and last included.
