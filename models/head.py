@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from .errors import RunError
+from .sharded import address, whole
 
 WEIGHTS_FILE = "head.safetensors"
 DESCRIPTION_FILE = "head.json"
@@ -55,26 +56,21 @@ def head_parts(model: Any, norm_path: str | None) -> dict[str, tuple[str, nn.Mod
     return {name: (paths[id(module)], module) for name, module in found.items() if module is not None}
 
 
-def save_head(folder: Path, model: Any, norm_path: str | None, *, trust_remote_code: bool = False) -> None:
+def save_head(
+    folder: Path, model: Any, norm_path: str | None, *, trust_remote_code: bool = False, write: bool = True
+) -> None:
     """Write the head of `model` and see that what can be loaded again computes the same bits.
+
+    Where several processes hold the model in parts, all of them call this at once and one of them with `write`.
 
     Raises:
         HeadError: weights are offloaded, or the norm, loaded again, gives other values.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     parts = head_parts(model, norm_path)
-    tensors: dict[str, Tensor] = {}
-    stored_at: dict[int, str] = {}
-    tied: dict[str, str] = {}
-    for name, (_, module) in parts.items():
-        for key, value in _tensors_of(module).items():
-            if value.device.type == "meta":
-                raise HeadError(f"{name}.{key} is offloaded; load the model without offloading to write its head.")
-            if value.data_ptr() in stored_at:
-                tied[f"{name}.{key}"] = stored_at[value.data_ptr()]
-                continue
-            stored_at[value.data_ptr()] = f"{name}.{key}"
-            tensors[f"{name}.{key}"] = value.detach().cpu().contiguous()
+    tensors, tied = _whole_tensors(parts)
+    if not write:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / DESCRIPTION_FILE).unlink(missing_ok=True)
     save_file(tensors, folder / WEIGHTS_FILE)
     (folder / WEIGHTS_FILE).chmod(0o644)
@@ -87,6 +83,23 @@ def save_head(folder: Path, model: Any, norm_path: str | None, *, trust_remote_c
     unfinished = folder / f"{DESCRIPTION_FILE}.tmp"
     unfinished.write_text(json.dumps(description, sort_keys=True, indent=1), encoding="utf-8")
     unfinished.replace(folder / DESCRIPTION_FILE)
+
+
+def _whole_tensors(parts: Mapping[str, tuple[str, nn.Module]]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Part.key -> all of the tensor, and which of them are another one by another name."""
+    tensors: dict[str, Tensor] = {}
+    stored_at: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, (_, module) in parts.items():
+        for key, value in _tensors_of(module).items():
+            if value.device.type == "meta":
+                raise HeadError(f"{name}.{key} is offloaded; load the model without offloading to write its head.")
+            if address(value) in stored_at:
+                tied[f"{name}.{key}"] = stored_at[address(value)]
+                continue
+            stored_at[address(value)] = f"{name}.{key}"
+            tensors[f"{name}.{key}"] = whole(value).detach().cpu().contiguous()
+    return tensors, tied
 
 
 def load_head(folder: Path, *, trust_remote_code: bool = False) -> Head:

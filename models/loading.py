@@ -10,11 +10,14 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.distributed import DistributedConfig
 from transformers.utils import cached_file
 
 from .checkpoint import CheckpointError, check_files, config_hash, fingerprint
+from .config import text_config
 from .errors import RunError, UsageError
 from .hub import unreachable
+from .sharded import address
 
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
@@ -104,10 +107,12 @@ def load_config(source: ModelSource) -> Any:
         raise ModelLoadError(f"{source.name} cannot be loaded as a model: {_first_line(error)}") from error
 
 
-def load_model(source: ModelSource) -> LoadedModel:
+def load_model(source: ModelSource, tp: int = 1) -> LoadedModel:
     """Load the model named by `source`.
 
-    A causal language model class is tried first, then an image-text one (Kimi-K2.5 and others, used with text).
+    A causal language model class is tried first, then an image-text one (Kimi-K2.5 and others, used with text). With `tp`
+    above 1 this process holds a part of every layer, on its own accelerator, by the model's tensor-parallel plan; the others
+    of its process group, `tp` in all, hold the rest, and all of them call this.
 
     Raises:
         CheckpointError: weight files are missing or damaged, or weights of the model are in none of them.
@@ -117,14 +122,16 @@ def load_model(source: ModelSource) -> LoadedModel:
     folder = _folder(source)
     if Path(source.name).is_dir():  # the files of a hub model are fetched, or found missing, by loading it
         check_files(folder)
-    model, info = _load(source, _auto_class(source, config))
+    if tp > 1:
+        _require_split(source, config, tp)
+    model, info = _load(source, _auto_class(source, config), tp)
     missing = _missing(model, info["missing_keys"])
     if missing:
         raise CheckpointError(
             f"{len(missing)} weights of {type(model).__name__} are not in {source.name} and would be random: "
             f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}. The checkpoint is incomplete or of another model."
         )
-    if source.device_map is None:
+    if source.device_map is None and tp == 1:
         model.to(source.torch_device)
     model.eval().requires_grad_(False)
     return LoadedModel(
@@ -194,8 +201,30 @@ def _auto_class(source: ModelSource, config: Any) -> Any:
     )
 
 
-def _load(source: ModelSource, auto: Any) -> tuple[nn.Module, dict[str, Any]]:
-    chosen = {"device_map": source.device_map, "attn_implementation": source.attn_implementation}
+def _require_split(source: ModelSource, config: Any, tp: int) -> None:
+    """Raise ModelLoadError unless the layers of such a model can be split over `tp` processes."""
+    text = text_config(config)
+    if source.device != "auto" or source.device_map is not None:
+        raise ModelLoadError(
+            "a tensor-parallel model lies on the accelerator of each of its processes; leave device and device_map out."
+        )
+    if not getattr(text, "base_model_tp_plan", None):
+        raise ModelLoadError(
+            f"{source.name} has no tensor-parallel plan: {type(text).__name__} says nothing of how its layers are split "
+            "(base_model_tp_plan). Spread it over devices with device_map='auto' instead."
+        )
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(text, name, None)
+        if isinstance(heads, int) and heads % tp:
+            raise ModelLoadError(f"{source.name} has {name}={heads}, which tp={tp} processes cannot share evenly.")
+
+
+def _load(source: ModelSource, auto: Any, tp: int) -> tuple[nn.Module, dict[str, Any]]:
+    chosen = {
+        "device_map": source.device_map,
+        "attn_implementation": source.attn_implementation,
+        "distributed_config": DistributedConfig(tp_size=tp, tp_plan="auto") if tp > 1 else None,
+    }
     try:
         model, info = auto.from_pretrained(
             source.name,
@@ -214,8 +243,8 @@ def _missing(model: nn.Module, keys: Sequence[str]) -> list[str]:
     """Those of `keys` whose memory no loaded weight shares: tying is seen in the storage, not believed from the config."""
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     absent = set(keys)
-    loaded = {t.data_ptr() for name, t in tensors.items() if name not in absent and t.device.type != "meta"}
-    return sorted(name for name in absent if name in tensors and tensors[name].data_ptr() not in loaded)
+    loaded = {address(t) for name, t in tensors.items() if name not in absent and t.device.type != "meta"}
+    return sorted(name for name in absent if name in tensors and address(tensors[name]) not in loaded)
 
 
 def _disagreements(model: nn.Module, config: Any, unexpected: Sequence[str], source: ModelSource) -> list[str]:
@@ -239,7 +268,7 @@ def _is_tied(model: Any) -> bool | None:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if getattr(embedding, "weight", None) is None or getattr(head, "weight", None) is None:
         return None
-    return bool(embedding.weight.data_ptr() == head.weight.data_ptr())
+    return address(embedding.weight) == address(head.weight)
 
 
 def _main_dtype(model: nn.Module) -> str:

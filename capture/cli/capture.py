@@ -60,6 +60,13 @@ if TYPE_CHECKING:
     help="How rows are stored.  [default: as computed]",
 )
 @click.option(
+    "--tp",
+    type=click.IntRange(1),
+    default=1,
+    metavar="N",
+    help="Under torchrun: N processes hold one copy of the model together.  [default: 1]",
+)
+@click.option(
     "--batch-tokens",
     type=click.IntRange(1),
     metavar="N",
@@ -180,6 +187,7 @@ def _settings(given: dict[str, Any]) -> Any:
         force=given["force"],
         engine=given["engine"],
         engine_options=key_values(given["engine_option"], "--engine-option"),
+        tp=given["tp"],
     )  # fmt: skip
 
 

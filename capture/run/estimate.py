@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from ...models.errors import UsageError
 from ..data import Audit, ImageProcessor, Item, RejectGate, Sample, audit, image_processor_of, tokenise
 from ..progress import Silent
 from .batches import TokenBatch, batch_end, token_batch
@@ -53,6 +54,8 @@ class RunEstimate:
 
 def estimate_run(settings: CaptureSettings) -> RunEstimate:
     """Tokenise the input of `settings`, time a few forwards, and add up; raises as `capture_dataset` does."""
+    if settings.tp > 1:
+        raise UsageError("a dry run times the forwards of one process; leave tp (--tp) out, or see `hiddentap audit`.")
     backend = backend_of(settings, Ranks())
     attached = backend.attached
     today = datetime.date.today().isoformat()

@@ -43,10 +43,8 @@ def finish(
     effort: Effort,
     attached: AttachedModel,
     loaded: LoadedModel,
-    *,
-    write: bool,
 ) -> RunSummary:
-    """Sum the run up; with `write`, replace rejects.jsonl and the manifest.
+    """Sum the run up; replace rejects.jsonl and the manifest.
 
     Raises:
         RunError: shards of the plan are not there, whatever the reason; such a folder is never called complete.
@@ -77,8 +75,7 @@ def finish(
         hidden_size=attached.hidden_size,
         notes=loaded.notes,
     )
-    if write:
-        folder.write_rejects(rejects)
-        manifest = Manifest.from_shards(plan.identity, plan.summary(), shards, complete=True, counts=summary.counts())
-        manifest.write(folder.manifest_path)
+    folder.write_rejects(rejects)
+    manifest = Manifest.from_shards(plan.identity, plan.summary(), shards, complete=True, counts=summary.counts())
+    manifest.write(folder.manifest_path)
     return summary

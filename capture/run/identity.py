@@ -38,7 +38,7 @@ def shard_metadata(
     identity: dict[str, Any],
     sources: Sequence[str],
     mask_rules: dict[str, int],
-    engine: Mapping[str, str],
+    engine: Mapping[str, Any],
     compiled: str,
 ) -> dict[str, Any]:
     """What each shard says of itself: the identity, and what may differ between runs that agree.

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from contextlib import nullcontext
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from ...models.loading import LoadedModel, load_model
 from ..progress import Progress, Silent
-from ..store import OutputFolder, Plan, PlannedShard, Shard
+from ..store import OutputFolder, Plan, Shard
 from .budget import TokenBudget
 from .finishing import Effort, finish
 from .head import write_head
 from .hugging_face import AttachedModel, HuggingFaceBackend, HuggingFaceEngine, attach
 from .identity import shard_metadata
+from .lockstep import LeadingEngine, led
 from .pace import Pace
 from .planned_images import image_metadata, planned_images, require_engine_for_images
 from .ranks import Ranks
-from .resuming import prepare_folder, sealed_shards, tokenise_options
+from .resuming import prepare_folder, tokenise_options
 from .settings import STORE_DTYPES, CaptureSettings
 from .shard_run import ShardRun
+from .shared_folder import shared_folder, wait_for_names
 from .speeds import Speeds, speed_key
 from .steady_pace import SteadyPace
 from .stopping import Stopping
 from .summary import RunSummary
+from .tensor_group import TensorGroup, tensor_group
 from .vllm import VllmBackend, VllmEngine, require_vllm_can
 
 Backend: TypeAlias = HuggingFaceBackend | VllmBackend
@@ -37,16 +39,17 @@ def capture_dataset(
 ) -> RunSummary:
     """Fill `settings.out` with the hidden states of `settings.data`; go on where an earlier run on it stopped.
 
-    Under torchrun every process calls this, and they share the work shard by shard. `stopping` lets somebody else end the run
-    between two batches.
+    Under torchrun every process calls this, and they share the work shard by shard; with `settings.tp` above 1 that many of
+    them hold one copy of the model together, and the first of them writes. `stopping` lets somebody else end the run between
+    two batches.
 
     Raises:
         UsageError: settings, ids, data or a folder that cannot be used; see the types that it has.
         RunError: the run failed; what was sealed stays, and the same call goes on from there. `RunStopped` is one.
     """
     ranks, stopping = Ranks.of_environment(), stopping or Stopping()
-    with ranks.failing_together():
-        return _captured(settings, ranks, progress or Silent(), stopping)
+    with ranks.failing_together(), tensor_group(ranks, settings.tp) as group:
+        return _captured(settings, ranks, group, progress or Silent(), stopping)
 
 
 def backend_of(settings: CaptureSettings, ranks: Ranks) -> Backend:
@@ -54,32 +57,38 @@ def backend_of(settings: CaptureSettings, ranks: Ranks) -> Backend:
     if settings.engine == "vllm":
         require_vllm_can(settings)
         return VllmBackend.of(settings)
-    loaded = load_model(ranks.placed(settings.model))
+    loaded = load_model(ranks.placed(settings.model) if settings.tp == 1 else settings.model, settings.tp)
     return HuggingFaceBackend(settings, loaded, *attach(loaded.model, settings))
 
 
-def _captured(settings: CaptureSettings, ranks: Ranks, progress: Progress, stopping: Stopping) -> RunSummary:
+def _captured(
+    settings: CaptureSettings, ranks: Ranks, group: TensorGroup, progress: Progress, stopping: Stopping
+) -> RunSummary:
     backend = backend_of(settings, ranks)
     loaded, attached = backend.loaded, backend.attached
     folder = OutputFolder(settings.out)
-    with folder.lock() if ranks.is_first else nullcontext():
-        if ranks.is_first:
-            prepare_folder(settings, folder, loaded, attached, progress, stopping)
-            if settings.head:
-                write_head(folder.head, loaded, attached)
-        ranks.meet("the folder is prepared", stopping.check)
+
+    def prepare() -> list[int]:
+        plan, done = prepare_folder(settings, folder, loaded, attached, progress, stopping)
+        _tell_plan(plan, done.values(), progress)
+        return [index for index in range(len(plan.shards)) if index not in done]
+
+    with shared_folder(folder, ranks, prepare, stopping.check) as left:
         plan = Plan(folder.plan)
-        done = sealed_shards(folder, plan)
-        if ranks.is_first:
-            _tell_plan(plan, done.values(), progress)
-        progress = ranks.shared(progress)
-        ranks.meet("all know what is done", stopping.check)
-        left = [planned for planned in plan.shards if planned.index not in done]
-        effort = _fill(settings, plan, left, folder, backend, ranks, progress, stopping)
-        ranks.meet("all shards are sealed", stopping.check)
+        if settings.head and ranks.rank < group.size:
+            write_head(folder.head, loaded, attached, group)
+        shared = ranks.shared(progress)
+        effort = _fill(settings, plan, left, folder, backend, ranks, group, shared, stopping)
         loaded.require_unchanged()
-        summary = finish(plan, folder, effort, attached, loaded, write=ranks.is_first)
-    _remember(effort.pace, loaded, attached, ranks, progress)
+        ranks.meet("all shards are sealed", stopping.check)
+
+        def finished() -> dict[str, Any]:
+            if ranks.size > 1:
+                wait_for_names(folder, len(plan.shards), stopping.check)
+            return finish(plan, folder, effort, attached, loaded).as_json()
+
+        summary = RunSummary.from_json(ranks.agreed("the summary", finished, stopping.check))
+    _remember(effort.pace, settings, loaded, attached, ranks, progress)
     return summary
 
 
@@ -96,45 +105,51 @@ def _tell_plan(plan: Plan, done: Collection[Shard], progress: Progress) -> None:
 def _fill(
     settings: CaptureSettings,
     plan: Plan,
-    left: list[PlannedShard],
+    left: list[int],
     folder: OutputFolder,
     backend: Backend,
     ranks: Ranks,
+    group: TensorGroup,
     progress: Progress,
     stopping: Stopping,
 ) -> Effort:
-    """Capture the shards that are left, or this rank's part of them."""
+    """Capture the shards that are left, or the part of them that falls to this rank or to its group."""
     if not left:  # opening an engine can take minutes
         return Effort(0, 0.0, len(plan.shards), None)
     store_dtype = STORE_DTYPES[plan.identity["store_dtype"]]
-    tokens = sum(planned.R for planned in left)
+    tokens = sum(plan.shards[index].R for index in left)
     require_engine_for_images(settings, plan.has_images)
     images = planned_images(plan, tokenise_options(settings, plan))
-    with backend.engine(store_dtype, int(plan.lengths.max(initial=1))) as engine:
-        pace = _pace(settings, backend, engine, tokens, progress)
-        compiled = "off" if settings.exact else settings.compile
-        run = ShardRun(
-            plan,
-            folder,
-            engine,
-            backend.attached.columns(store_dtype, is_text=plan.has_images),
-            shard_metadata(plan.identity, plan.sources, plan.extra["mask_rules"], engine.made_with, compiled)
-            | image_metadata(plan),
-            pace,
-            settings.on_bad_values,
-            progress,
-            stopping.check,
-            images,
-        )
-        start = time.perf_counter()
-        run.capture(ranks.take(left))
+    pace, start = None, time.perf_counter()
+    with (
+        backend.engine(store_dtype, int(plan.lengths.max(initial=1))) as own,
+        led(own, group, stopping) as engine,
+    ):
+        if engine is not None:
+            pace = _pace(settings, backend, engine, tokens, progress)
+            compiled = "off" if settings.exact else settings.compile
+            run = ShardRun(
+                plan,
+                folder,
+                engine,
+                backend.attached.columns(store_dtype, is_text=plan.has_images),
+                shard_metadata(plan.identity, plan.sources, plan.extra["mask_rules"], engine.made_with, compiled)
+                | image_metadata(plan),
+                pace,
+                settings.on_bad_values,
+                progress,
+                stopping.check,
+                images,
+            )
+            start = time.perf_counter()
+            run.capture(plan.shards[index] for index in ranks.take(left))
     return Effort(tokens, time.perf_counter() - start, len(plan.shards) - len(left), pace)
 
 
 def _pace(
     settings: CaptureSettings,
     backend: Backend,
-    engine: HuggingFaceEngine | VllmEngine,
+    engine: HuggingFaceEngine | LeadingEngine | VllmEngine,
     tokens: int,
     progress: Progress,
 ) -> Pace | SteadyPace | None:
@@ -144,21 +159,28 @@ def _pace(
         return None
     fixed = settings.batch_tokens
     budget = TokenBudget.probing(engine.device) if fixed is None else TokenBudget.fixed(fixed)
-    known = Speeds.of_user().read(_speed_key(backend.loaded, backend.attached, engine.device))
-    return Pace(engine, budget, settings.compile, tokens, progress.note, known)
+    known = Speeds.of_user().read(_speed_key(settings, backend.loaded, backend.attached, engine.device))
+    # One process alone would find that compiling fails, and go on without; so it is not tried in a group unasked.
+    mode = "off" if settings.tp > 1 and settings.compile == "auto" else settings.compile
+    return Pace(engine, budget, mode, tokens, progress.note, known)
 
 
 def _remember(
-    pace: Pace | SteadyPace | None, loaded: LoadedModel, attached: AttachedModel, ranks: Ranks, progress: Progress
+    pace: Pace | SteadyPace | None,
+    settings: CaptureSettings,
+    loaded: LoadedModel,
+    attached: AttachedModel,
+    ranks: Ranks,
+    progress: Progress,
 ) -> None:
     """Keep what was measured for the next run; a cache folder that cannot be written is worth a word and no more."""
     if pace is None or pace.measured is None or not ranks.is_first:
         return
     try:
-        Speeds.of_user().write(_speed_key(loaded, attached, pace.device), pace.measured)
+        Speeds.of_user().write(_speed_key(settings, loaded, attached, pace.device), pace.measured)
     except OSError as error:
         progress.note(f"measured speeds were not kept for the next run: {error}")
 
 
-def _speed_key(loaded: LoadedModel, attached: AttachedModel, device: torch.device) -> str:
-    return speed_key(loaded.config_hash, attached.taps.names, attached.dtype, device)
+def _speed_key(settings: CaptureSettings, loaded: LoadedModel, attached: AttachedModel, device: torch.device) -> str:
+    return speed_key(loaded.config_hash, attached.taps.names, attached.dtype, device, settings.tp)

@@ -28,6 +28,8 @@ def require_engine_for_images(settings: CaptureSettings, has_images: bool) -> No
     """Raise UsageError where the engine of a run with images takes text alone."""
     if has_images and settings.engine != "hf":
         raise UsageError(f"rows with images need --engine hf: with {settings.engine} the run takes text alone.")
+    if has_images and settings.tp > 1:
+        raise UsageError("rows with images need a model in one process: with tp (--tp) the run takes text alone.")
 
 
 def image_metadata(plan: Plan) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -17,7 +19,6 @@ from torch.distributed.rendezvous import rendezvous
 from ...models.errors import RunError
 from ...models.loading import ModelSource
 from ..progress import Progress
-from ..store import PlannedShard
 
 _CONNECTING = timedelta(minutes=10)
 # While it waits for the others, which may tokenise for hours, a rank looks this often whether one of them failed.
@@ -72,8 +73,8 @@ class Ranks:
         try:
             yield
         except BaseException as error:
-            if self.store is not None and not isinstance(error, RankError):
-                self.store.set(_FAILED, f"rank {self.rank}: {error}")
+            if self.store is not None:  # the first to fail tells why; what follows from it does not
+                self.store.compare_set(_FAILED, "", f"rank {self.rank}: {error}")
             raise
 
     def meet(self, where: str, check_stop: Callable[[], None]) -> None:
@@ -84,20 +85,39 @@ class Ranks:
         """
         if self.store is None:
             return
-        self.store.add(where, 1)
-        while self.store.add(where, 0) < self.size:
+        store = self.store
+        store.add(where, 1)
+        self._wait(lambda: store.add(where, 0) >= self.size, check_stop)
+
+    def agreed(self, what: str, make: Callable[[], dict[str, Any]], check_stop: Callable[[], None]) -> dict[str, Any]:
+        """What `make` gives on the first rank, JSON values, on every rank; raises as `meet` does."""
+        if self.store is None:
+            return make()
+        store = self.store
+        if self.is_first:
+            store.set(what, json.dumps(make()))
+        self._wait(lambda: store.check([what]), check_stop)
+        value: dict[str, Any] = json.loads(store.get(what))
+        return value
+
+    def require_no_failure(self) -> None:
+        """Raise RankError where another rank failed."""
+        if self.store is not None and self.store.check([_FAILED]):
+            raise RankError(f"another process of this run failed: {self.store.get(_FAILED).decode()}")
+
+    def _wait(self, ready: Callable[[], bool], check_stop: Callable[[], None]) -> None:
+        while not ready():
             check_stop()
-            if self.store.check([_FAILED]):
-                raise RankError(f"another process of this run failed: {self.store.get(_FAILED).decode()}")
+            self.require_no_failure()
             time.sleep(_LOOK_EVERY_S)
 
-    def take(self, shards: Sequence[PlannedShard]) -> Iterator[PlannedShard]:
-        """Shards of `shards` (the same on every rank) that no other rank took; a rank is idle only when none is left."""
+    def take(self, shards: Sequence[int]) -> Iterator[int]:
+        """Those of `shards` (the same on every rank) that no other rank took; a rank is idle only when none is left."""
         if self.store is None:
             yield from shards
             return
-        while (index := self.store.add("shards/taken", 1) - 1) < len(shards):
-            yield shards[index]
+        while (place := self.store.add("shards/taken", 1) - 1) < len(shards):
+            yield shards[place]
 
     def shared(self, progress: Progress) -> Progress:
         """Progress that the first rank shows for all."""

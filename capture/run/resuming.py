@@ -28,8 +28,10 @@ def prepare_folder(
     attached: AttachedModel,
     progress: Progress,
     stopping: Stopping,
-) -> Plan:
+) -> tuple[Plan, dict[int, Shard]]:
     """Make the folder ready to be filled: no stray file, the plan made or found, nothing that is not whole under a shard's name.
+
+    Returns the plan and those of its shards that are done.
 
     Raises:
         UsageError: the folder holds another run; the message lists what differs. Or shards that no plan speaks of.
@@ -53,7 +55,7 @@ def prepare_folder(
     left = plan.R - sum(shard.R for shard in done.values())
     columns = attached.columns(STORE_DTYPES[identity["store_dtype"]], is_text=plan.has_images)
     require_space(folder.path, bytes_of_rows(columns, left), force=settings.force)
-    return plan
+    return plan, done
 
 
 def tokenise_options(settings: CaptureSettings, plan: Plan) -> TokeniseOptions:

@@ -92,6 +92,7 @@ class CaptureSettings:
         force: start even if the disk has too little room for the whole run.
         engine: what runs the forwards; ``hf``: the Hugging Face model in this process, ``vllm``: vLLM.
         engine_options: arguments of `vllm.LLM`, such as ``{"tensor_parallel_size": 8}``.
+        tp: how many processes hold one copy of the model together, each a part of every layer, as torchrun starts them.
     """
 
     model: ModelSource
@@ -116,6 +117,7 @@ class CaptureSettings:
     force: bool = False
     engine: EngineName = "hf"
     engine_options: Mapping[str, Any] = field(default_factory=dict)
+    tp: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out))
@@ -145,6 +147,16 @@ class CaptureSettings:
             raise UsageError(f"top_logits must be at least 0; got {self.top_logits}.")
         if self.compile not in get_args(CompileMode):
             raise UsageError(f"compile must be one of {', '.join(get_args(CompileMode))}; got {self.compile!r}.")
+        if self.tp < 1:
+            raise UsageError(f"tp must be at least 1; got {self.tp}.")
+        if self.tp > 1 and self.engine != "hf":
+            raise UsageError(
+                f"tp spreads a Hugging Face model; the engine {self.engine} has options of its own for it."
+            )
+        if self.exact and self.tp > 1:
+            raise UsageError(
+                "a tensor-parallel model adds up in another order than one process does, so exact and tp exclude each other."
+            )
         if self.exact and self.compile == "on":
             raise UsageError(
                 "compiled layers give other bits than a plain forward, so exact and compile=on (--exact, --compile on) exclude "

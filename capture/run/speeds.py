@@ -65,7 +65,7 @@ class Speeds:
         return entries if isinstance(entries, dict) else {}
 
 
-def speed_key(config_sha256: str, taps: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> str:
+def speed_key(config_sha256: str, taps: tuple[str, ...], dtype: torch.dtype, device: torch.device, tp: int = 1) -> str:
     """What a speed depends on."""
     name = (
         platform.machine()
@@ -75,4 +75,5 @@ def speed_key(config_sha256: str, taps: tuple[str, ...], dtype: torch.dtype, dev
         else device.type
     )
     threads = torch.get_num_threads() if device.type == "cpu" else 0
-    return f"{config_sha256[:16]} {taps[-1]} {dtype} {name} {threads} torch {torch.__version__}"
+    split = "" if tp == 1 else f" tp {tp}"
+    return f"{config_sha256[:16]} {taps[-1]} {dtype} {name} {threads} torch {torch.__version__}{split}"

@@ -29,6 +29,11 @@ class Stopping:
         """Ask for the end, in the name of signal `number`."""
         self._signal = number
 
+    @property
+    def asked(self) -> int | None:
+        """The number of the signal in whose name the end was asked for."""
+        return self._signal
+
     def check(self) -> None:
         """Raise `RunStopped` if the end was asked for."""
         if self._signal is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,16 @@ class RunSummary:
     @property
     def tokens_per_second(self) -> float:
         return self.tokens_now / self.seconds if self.seconds > 0 else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, for another process."""
+        return asdict(self) | {"out": str(self.out)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> RunSummary:
+        """The inverse of `as_json`."""
+        tuples = {name: tuple(value[name]) for name in ("layer_ids", "notes")}
+        return cls(**value | tuples | {"out": Path(value["out"])})
 
     def counts(self) -> dict[str, Any]:
         """What the manifest keeps of it."""

@@ -64,8 +64,8 @@ class OutputFolder:
         return self.shards / shard_name(index)
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Be the one writer: creates the folder and `shards/` where missing.
+    def lock(self) -> Iterator[FolderLock]:
+        """Be the one writer, or the first of a run's: creates the folder and `shards/` where missing.
 
         Raises UsageError for a file, a non-empty folder that is not ours or one that cannot be written,
         FolderLockedError if another process writes here.
@@ -74,12 +74,26 @@ class OutputFolder:
         with ExitStack() as stack:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(FolderLock(self.path / LOCK_FILE))
+                lock = stack.enter_context(FolderLock(self.path / LOCK_FILE))
                 self.shards.mkdir(exist_ok=True)
             except OSError as error:
                 raise UsageError(
                     f"{self.path} cannot be written or locked ({error}); choose another folder."
                 ) from error
+            yield lock
+
+    @contextmanager
+    def join(self, claim: str) -> Iterator[None]:
+        """Write beside the process that shared its lock of that `claim`.
+
+        Raises RunError where that process's folder is not seen from here, FolderLockedError if it is another run's by now.
+        """
+        if not (self.path / LOCK_FILE).exists():
+            raise RunError(
+                f"{self.path} is not the folder that the first process of this run made; expected all of them to see one "
+                "folder on a shared file system."
+            )
+        with FolderLock(self.path / LOCK_FILE, joining=claim):
             yield
 
     def stray_files(self) -> list[Path]:
@@ -110,6 +124,10 @@ class OutputFolder:
             except ShardError as error:
                 result.broken[index] = error
         return result
+
+    def sealed_names(self) -> int:
+        """How many files have the name of a sealed shard; none is opened."""
+        return sum(shard_index(path.name) is not None for path in self.shards.iterdir()) if self.shards.is_dir() else 0
 
     def write_rejects(self, rejects: Iterable[Reject]) -> int:
         """Replace rejects.jsonl by these, ordered by source and line; returns how many.

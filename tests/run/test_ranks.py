@@ -62,8 +62,9 @@ def test_a_process_of_its_own_is_alone_and_takes_every_shard(monkeypatch: pytest
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     ranks = Ranks.of_environment()
     assert (ranks.rank, ranks.size, ranks.is_first) == (0, 1, True)
-    assert list(ranks.take(["a", "b"])) == ["a", "b"]
+    assert list(ranks.take([4, 7])) == [4, 7]
     ranks.meet("anywhere", lambda: None)
+    assert ranks.agreed("anything", lambda: {"one": 1}, lambda: None) == {"one": 1}
 
 
 def test_two_runs_of_one_process_do_not_meet_each_others_ranks(tmp_path: Path) -> None:
@@ -72,9 +73,8 @@ def test_two_runs_of_one_process_do_not_meet_each_others_ranks(tmp_path: Path) -
     store = HashStore()
     first = [Ranks(rank, 2, rank, PrefixStore("run 0", store)) for rank in range(2)]
     second = [Ranks(rank, 2, rank, PrefixStore("run 1", store)) for rank in range(2)]
-    taken = [next(ranks.take(["a", "b"])) for ranks in first]
-    assert taken == ["a", "b"]
-    assert [next(ranks.take(["a", "b"])) for ranks in second] == ["a", "b"]
+    assert [next(ranks.take([4, 7])) for ranks in first] == [4, 7]
+    assert [next(ranks.take([4, 7])) for ranks in second] == [4, 7]
 
 
 def test_a_rank_that_waits_is_told_of_anothers_failure() -> None:
@@ -91,3 +91,30 @@ def test_a_rank_that_waits_is_told_of_anothers_failure() -> None:
         fails()
     with pytest.raises(RankError, match="another process of this run failed: rank 0: the disk is gone"):
         second.meet("the end", lambda: None)
+
+
+def test_what_the_first_rank_makes_is_what_every_rank_goes_by() -> None:
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    first, second = (Ranks(rank, 2, rank, store) for rank in range(2))
+    made = {"left": [3, 5], "claim": "a"}
+    assert first.agreed("work", lambda: made, lambda: None) == made
+
+    def never() -> dict[str, object]:
+        raise AssertionError("the second rank makes nothing")
+
+    assert second.agreed("work", never, lambda: None) == made
+
+
+def test_of_several_failures_the_first_is_told() -> None:
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    first, second, third = (Ranks(rank, 3, rank, store) for rank in range(3))
+    with pytest.raises(RunError), second.failing_together():
+        raise RunError("the disk is gone")
+    with pytest.raises(RankError), first.failing_together():
+        first.meet("the end", lambda: None)
+    with pytest.raises(RankError, match="rank 1: the disk is gone"):
+        third.agreed("the summary", dict, lambda: None)

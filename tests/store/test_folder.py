@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from hiddentap.capture.store import FolderLockedError, Manifest, OutputFolder, Reject
-from hiddentap.models.errors import UsageError
+from hiddentap.models.errors import RunError, UsageError
 from support.shards import names, open_files, write_plan, write_shard
 
 HOLD = """
@@ -70,6 +71,47 @@ def test_the_same_process_is_refused_too_and_may_lock_again_afterwards(tmp_path:
         pass
     with folder.lock():
         assert names(folder.path) == [".hiddentap-lock", "shards"]
+
+
+def test_while_one_process_of_a_run_lives_the_folder_is_not_another_runs(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out")
+    with ExitStack() as second:
+        with folder.lock() as lock:
+            with pytest.raises(FolderLockedError, match=f"by process {os.getpid()} on"), folder.join(lock.claim):
+                pass
+            lock.share()
+            second.enter_context(folder.join(lock.claim))
+        with pytest.raises(FolderLockedError, match=r"on \S+ or by other processes of its run; wait"), folder.lock():
+            pass
+    with folder.lock():
+        pass
+
+
+def test_a_process_that_comes_late_does_not_join_the_next_run(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out")
+    with folder.lock() as lock:
+        lock.share()
+    with folder.lock() as other:
+        other.share()
+        with pytest.raises(FolderLockedError, match="is being written by process"), folder.join(lock.claim):
+            pass
+    with pytest.raises(FolderLockedError, match="is being written by process"), folder.join(lock.claim):
+        pass
+
+
+def test_a_lock_that_another_run_took_meanwhile_is_not_shared(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out")
+    with folder.lock() as lock:
+        (folder.path / ".hiddentap-lock").write_text('{"pid": 7, "host": "elsewhere", "claim": "theirs"}')
+        with pytest.raises(FolderLockedError, match="is being written by process 7 on elsewhere;"):
+            lock.share()
+
+
+def test_a_folder_that_is_not_there_for_every_process_is_no_shared_one(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out")
+    with pytest.raises(RunError, match="on a shared file system"), folder.join("claim"):
+        pass
+    assert not folder.path.exists()
 
 
 def test_a_folder_of_others_and_a_file_are_refused_and_left_alone(tmp_path: Path) -> None:

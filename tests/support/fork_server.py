@@ -5,14 +5,18 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from torch.distributed import TCPStore
 
 TESTS = Path(__file__).parent.parent
 START = "import sys; sys.path.insert(0, sys.argv[1]); from support.fork_server import serve; serve()"
@@ -40,6 +44,19 @@ class Run:
     def __init__(self, server: ForkServer, pid: int, log: Path) -> None:
         self._server, self.pid, self._log = server, pid, log
 
+    def lives(self) -> bool:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+    def ended_within(self, seconds: float) -> Ended:
+        """Kill it, and raise, if it goes on for longer."""
+        end = time.monotonic() + seconds
+        while self.lives():
+            if time.monotonic() > end:
+                os.kill(self.pid, signal.SIGKILL)
+                raise AssertionError(f"process {self.pid} did not end: {self._log.read_text()}")
+            time.sleep(0.02)
+        return self.wait()
+
     def wait(self) -> Ended:
         return Ended(int(self._server.ask({"wait": self.pid})), self._log.read_text())
 
@@ -49,6 +66,7 @@ class ForkServer:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._runs = folder, 0
+        self._stores: list[TCPStore] = []
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-c", START, str(TESTS)]
@@ -69,6 +87,16 @@ class ForkServer:
 
     def run(self, *arguments: object, place: str = "", given: Mapping[str, Any] | None = None) -> Ended:
         return self.start(*arguments, place=place, given=given).wait()
+
+    def start_ranks(
+        self, size: int, *arguments: object, then: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> list[Run]:
+        """Run `hiddentap ARGUMENTS` in `size` processes, as torchrun starts them, without anybody who ends the others when one
+        ends. `then`: functions of support.run_places that are called before, with what they are given."""
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._stores.append(store)
+        common = {"size": size, "port": store.port, "then": dict(then or {})}
+        return [self.start(*arguments, place="one_rank", given={"rank": rank, **common}) for rank in range(size)]
 
     def ask(self, job: Mapping[str, Any]) -> str:
         assert self._process.stdin is not None

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddentap.capture.run import offline, planning
+from hiddentap.capture.run import offline, planning, tensor_group
 from hiddentap.capture.run.hugging_face import HuggingFaceEngine
 from hiddentap.capture.store import OutputFolder, PlannedShardWriter, PlanWriter
-from hiddentap.models.loading import LoadedModel, ModelSource
+from hiddentap.models.loading import LoadedModel
 
 STAGES = ("loading", "tokenising", "planning", "forward", "seal", "manifest")
 _FORMAT = "<dBB"  # when the run began, its stage, whether a seal goes on behind the forward
@@ -146,11 +146,79 @@ def slow_disk(seconds: float) -> None:
     PlannedShardWriter.write = slow
 
 
+def one_rank(rank: int, size: int, port: int, then: dict[str, dict[str, Any]]) -> None:
+    """One of several processes, as torchrun starts them; the store they meet in listens on `port`.
+
+    then: other functions of this module, by name, with what they are given.
+    """
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
+    os.environ.update(MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    for name, given in then.items():
+        globals()[name](**given)
+
+
+def layers_noted(folder: str) -> None:
+    """Each decoder layer adds a byte to a file of its own, named after rank and layer, when it runs in a forward of the run."""
+    load, forward, running = offline.load_model, HuggingFaceEngine.forward, [False]
+
+    def noted(number: int) -> Function:
+        def note(_module: nn.Module, _args: object, _output: object) -> None:
+            if running[0]:
+                with Path(folder, f"rank-{os.environ['RANK']}-layer-{number}").open("a") as file:
+                    file.write(".")
+
+        return note
+
+    def load_noted(*arguments: Any) -> LoadedModel:
+        loaded = load(*arguments)
+        for number, layer in enumerate(loaded.model.model.layers):
+            layer.register_forward_hook(noted(number))
+        return loaded
+
+    def run(self: HuggingFaceEngine, batch: Any) -> Any:
+        running[0] = True
+        return forward(self, batch)
+
+    offline.load_model, HuggingFaceEngine.forward = load_noted, run
+
+
+def memory_for(positions: int, only: int | None = None, patience: float = 120.0) -> None:
+    """Forwards of more positions do not fit, on every rank or on one; the others are waited for `patience` seconds."""
+    forward = HuggingFaceEngine.forward
+    tensor_group._SETTLED_WITHIN_S = patience
+
+    def limited(self: HuggingFaceEngine, batch: Any) -> Any:
+        if batch.input_ids.numel() > positions and only in (None, int(os.environ["RANK"])):
+            raise torch.OutOfMemoryError("no room")
+        return forward(self, batch)
+
+    HuggingFaceEngine.forward = limited
+
+
+def bad_kernel(only: int, number: int, signal_instead: int = 0) -> None:
+    """The forward of that number raises on one rank alone, in the middle of the model; or a signal comes there."""
+    forward, calls = HuggingFaceEngine.forward, [0]
+
+    def count(engine: HuggingFaceEngine, batch: Any) -> Any:
+        calls[0] += 1
+        return forward(engine, batch)
+
+    def fail(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+        if calls[0] == number and int(os.environ["RANK"]) == only:
+            if not signal_instead:
+                raise ValueError("the kernel is bad")
+            os.kill(os.getpid(), signal_instead)
+        return output
+
+    HuggingFaceEngine.forward = count
+    _after_layer_2(fail)
+
+
 def _after_layer_2(hook: Function) -> None:
     load = offline.load_model
 
-    def load_hooked(source: ModelSource) -> LoadedModel:
-        loaded = load(source)
+    def load_hooked(*arguments: Any) -> LoadedModel:
+        loaded = load(*arguments)
         loaded.model.model.layers[2].register_forward_hook(hook)
         return loaded
 
