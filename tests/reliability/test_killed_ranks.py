@@ -49,10 +49,10 @@ def test_a_run_whose_first_rank_was_killed_keeps_others_out_goes_on_and_is_taken
     assert "or by other processes of its run" in refused.text
     assert second.lives()
 
-    lost = [path.name.removesuffix(".open") for path in out.glob("shards/*.open")]
-    wait_for(lambda: len(list(out.glob("shards/*.open"))) == 1 and len(sealed(out)) == len(whole) - 1)
-    (left,) = {path.name for path in whole} - sealed(out).keys()
-    assert left in lost
+    wait_for(lambda: any(key.endswith("all shards are sealed") for key in server.store.list_keys()))
+    left = {path.name for path in whole} - sealed(out).keys()
+    assert 1 <= len(left) <= 3  # one filled, one being sealed and one opened by the process that was killed
+    assert {path.name.removesuffix(".open") for path in out.glob("shards/*.open")} <= left
     assert json.loads((out / "manifest.json").read_text())["complete"] is False
     before = sealed(out)
     os.kill(second.pid, signal.SIGTERM)

@@ -166,8 +166,8 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, layer: int, change) -> None:
 
     load = offline.load_model
 
-    def load_poisoned(source: ModelSource) -> object:
-        loaded = load(source)
+    def load_poisoned(*arguments: object) -> object:
+        loaded = load(*arguments)
         loaded.model.model.layers[layer].register_forward_hook(Poison(change))
         return loaded
 
@@ -445,8 +445,8 @@ def test_a_tap_that_is_not_true_ends_the_run_before_anything_is_written(llama, d
 
     load = offline.load_model
 
-    def load_with_a_stray_hook(source: ModelSource) -> object:
-        loaded = load(source)
+    def load_with_a_stray_hook(*arguments: object) -> object:
+        loaded = load(*arguments)
         loaded.model.model.layers[1].register_forward_pre_hook(lambda m, args: (args[0] * 2, *args[1:]))
         return loaded
 

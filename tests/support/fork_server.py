@@ -66,7 +66,7 @@ class ForkServer:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._runs = folder, 0
-        self._stores: list[TCPStore] = []
+        self.store: TCPStore | None = None  # the one that the last ranks meet in
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-c", START, str(TESTS)]
@@ -93,9 +93,8 @@ class ForkServer:
     ) -> list[Run]:
         """Run `hiddentap ARGUMENTS` in `size` processes, as torchrun starts them, without anybody who ends the others when one
         ends. `then`: functions of support.run_places that are called before, with what they are given."""
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._stores.append(store)
-        common = {"size": size, "port": store.port, "then": dict(then or {})}
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        common = {"size": size, "port": self.store.port, "then": dict(then or {})}
         return [self.start(*arguments, place="one_rank", given={"rank": rank, **common}) for rank in range(size)]
 
     def ask(self, job: Mapping[str, Any]) -> str:
