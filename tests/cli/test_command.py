@@ -67,8 +67,8 @@ def test_more_than_one_pipeline_stage_is_code_2_with_its_text(run, llama, data, 
 
     load = offline.load_model
 
-    def on_two_stages(source: object) -> object:
-        loaded = load(source)
+    def on_two_stages(*arguments: object) -> object:
+        loaded = load(*arguments)
         loaded.model.pp_group = PipelineGroup(world_size=2, rank_in_group=1)
         return loaded
 

@@ -38,8 +38,8 @@ def report() -> None:
     job, load = json.loads(sys.argv[2]), offline.load_model
     at_load: dict[str, int] = {}
 
-    def load_and_note(source: object) -> object:
-        loaded = load(source)
+    def load_and_note(*arguments: object) -> object:
+        loaded = load(*arguments)
         for parameter in loaded.model.parameters():
             parameter.sum()  # weights that are mapped come in
         gc.collect()
