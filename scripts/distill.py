@@ -5,7 +5,8 @@
     python scripts/distill.py OUT --held-out HELD_OUT --dest STUDENT
 
 Two students start from the same weights and see the same packs for as many steps: one learns the distributions alone, one the
-hidden states too. The held-out perplexity of both is printed and drawn.
+hidden states too. The held-out perplexity of both is printed and drawn. With several --seed, each makes a pair of its own, and
+what is drawn is the mean.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import click
@@ -49,7 +51,6 @@ class Recipe:
     lr: float
     state_loss: float
     evaluate_every: int
-    seed: int
 
 
 @dataclass
@@ -75,8 +76,10 @@ class Curves:
 @click.option("--lr", default=2e-3, help="Highest learning rate.")
 @click.option("--state-loss", default=1.0, type=click.FloatRange(0, min_open=True), help="Weight of the hidden states.")
 @click.option("--evaluate-every", default=50, type=click.IntRange(1), help="Steps between held-out perplexities.")
-@click.option("--seed", default=0, type=click.IntRange(0))
-def main(out: Path, held_out: Path, dest: Path, head: Path | None, **options: Any) -> None:
+@click.option(
+    "--seed", "seeds", default=(0,), multiple=True, type=click.IntRange(0), help="Any number; a pair for each."
+)
+def main(out: Path, held_out: Path, dest: Path, head: Path | None, seeds: tuple[int, ...], **options: Any) -> None:
     """Distil from the capture OUT, which holds a head (--head) and top logits (--top-logits)."""
     require_matplotlib()
     logging.disable_progress_bar()
@@ -87,14 +90,16 @@ def main(out: Path, held_out: Path, dest: Path, head: Path | None, **options: An
         data, measured = with_top_logits(out), CapturedDataset(held_out)
         target = AutoConfig.from_pretrained(head or out / "head").get_text_config()
         curves = {
-            name: distil(data, measured, target, recipe, weight, dest / name)
+            name: [distil(data, measured, target, recipe, weight, seed, dest / f"seed-{seed}" / name) for seed in seeds]
             for name, weight in (("distributions", 0.0), ("distributions-and-states", recipe.state_loss))
         }
     except HiddentapError as error:
         raise click.ClickException(str(error)) from error
-    draw_curves(dest / "curve.png", "student", panels(curves))
-    for name, curve in curves.items():
-        click.echo(f"{name:<26} held-out perplexity {curve.perplexity[-1][1]:.1f} after {recipe.steps} steps")
+    draw_curves(dest / "curve.png", f"student, mean over seeds {', '.join(map(str, seeds))}", panels(curves))
+    for name, of_seeds in curves.items():
+        last = [curve.perplexity[-1][1] for curve in of_seeds]
+        each = f" (seeds: {', '.join(f'{value:.1f}' for value in last)})" if len(seeds) > 1 else ""
+        click.echo(f"{name:<26} held-out perplexity {fmean(last):.1f}{each} after {recipe.steps} steps")
 
 
 def with_top_logits(out: Path) -> CapturedDataset:
@@ -107,15 +112,21 @@ def with_top_logits(out: Path) -> CapturedDataset:
 
 
 def distil(
-    data: CapturedDataset, held_out: CapturedDataset, target: Any, recipe: Recipe, state_loss: float, dest: Path
+    data: CapturedDataset,
+    held_out: CapturedDataset,
+    target: Any,
+    recipe: Recipe,
+    state_loss: float,
+    seed: int,
+    dest: Path,
 ) -> Curves:
     """Train one student, save it, and return how it went."""
     K, H = data[0]["aux_hidden_states"].shape[1:]
-    torch.manual_seed(recipe.seed)
+    torch.manual_seed(seed)
     student = Student(student_config(target, recipe.hidden_size, recipe.layers), K, H)
     optimizer = torch.optim.AdamW(student.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     scale = channel_scale(list(islice(PackedDataset(data, recipe.pack_tokens), SCALE_PACKS)))
-    packs = PackLoader(PackedDataset(data, recipe.pack_tokens, seed=recipe.seed))
+    packs = PackLoader(PackedDataset(data, recipe.pack_tokens, seed=seed))
     curves, started = Curves(), time.monotonic()
     for step, pack in enumerate(islice(endless(packs, answered_rows), recipe.steps)):
         for group in optimizer.param_groups:
@@ -163,13 +174,18 @@ def say(name: str, curves: Curves, seconds: float) -> None:
     )
 
 
-def panels(curves: dict[str, Curves]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """One panel per quantity, one line per student."""
+def panels(curves: dict[str, list[Curves]]) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """One panel per quantity, one line per student: the mean over its seeds."""
     return {
-        "top-k divergence": {name: curve.divergence for name, curve in curves.items()},
-        "distance of states": {name: curve.distance for name, curve in curves.items()},
-        "held-out perplexity": {name: curve.perplexity for name, curve in curves.items()},
+        "top-k divergence": {name: mean(curve.divergence for curve in of) for name, of in curves.items()},
+        "distance of states": {name: mean(curve.distance for curve in of) for name, of in curves.items()},
+        "held-out perplexity": {name: mean(curve.perplexity for curve in of) for name, of in curves.items()},
     }
+
+
+def mean(lines: Iterable[list[tuple[int, float]]]) -> list[tuple[int, float]]:
+    """Of (step, value) points at the same steps."""
+    return [(points[0][0], fmean(value for _, value in points)) for points in zip(*lines, strict=True)]
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ CASES = [
     ("specforge", {"algorithm": "eagle3"}, {}, "post_norm"),
     ("specforge", {"algorithm": "dspark", "compress": True}, {}, "post_norm"),
     ("specforge", {"algorithm": "dflash"}, {}, None),
+    ("specforge", {"algorithm": "domino"}, {}, None),
     ("speculators", {}, {}, "pre_norm"),
     ("deepspec", {"shard_size": 2}, {}, "post_norm"),
     ("modelopt", {}, {}, "post_norm"),
@@ -42,7 +43,7 @@ def test_rows_come_back_bit_for_bit(
     export_dataset(ExportSettings(both, to, tmp_path / "files", **options))
     import_dataset(ImportSettings(tmp_path / "files", to, tmp_path / "back", shard_rows=20, **back))
     ours, found = CapturedDataset(both), CapturedDataset(tmp_path / "back")
-    due = CONSECUTIVE if options.get("algorithm") in ("dflash", "dspark") and to == "specforge" else IDS
+    due = CONSECUTIVE if options.get("algorithm") in ("dflash", "domino", "dspark") and to == "specforge" else IDS
     assert [item["sample_id"] for item in (found[i] for i in range(len(found)))] == due
     for i in range(len(found)):
         item, original = found[i], ours[ours.index_of(due[i])]

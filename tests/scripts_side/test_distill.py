@@ -74,23 +74,25 @@ def test_a_sample_gives_the_same_logits_alone_and_in_a_pack(target: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_script_trains_two_students_and_measures_both(tmp_path: Path, out: Path) -> None:
+def test_the_script_trains_two_students_of_each_seed_and_measures_all(tmp_path: Path, out: Path) -> None:
     pytest.importorskip("matplotlib")
     options = ("--hidden-size", "32", "--layers", "2", "--pack-tokens", "200", "--steps", "12", "--evaluate-every", "4")
     command = [sys.executable, SCRIPTS / "distill.py", out, "--held-out", out, "--dest", tmp_path / "d", *options]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([*command, "--seed", "0", "--seed", "3"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    names = ["distributions"] * 3 + ["distributions-and-states"] * 3
-    assert [line.split("  ")[0].strip() for line in lines[:6]] == names
+    names = ["distributions"] * 6 + ["distributions-and-states"] * 6
+    assert [line.split("  ")[0].strip() for line in lines[:12]] == names
     perplexities = [float(line.split("perplexity ")[1].split()[0]) for line in lines]
-    assert perplexities[2] < perplexities[0]
-    assert perplexities[5] < perplexities[3]
+    assert perplexities[2] != perplexities[5]
+    for first in (0, 3, 6, 9):
+        assert perplexities[first + 2] < perplexities[first]
+    assert perplexities[12] == pytest.approx((perplexities[2] + perplexities[5]) / 2, abs=0.1)
+    assert perplexities[13] == pytest.approx((perplexities[8] + perplexities[11]) / 2, abs=0.1)
     assert (tmp_path / "d" / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((tmp_path / "d" / "distributions" / "config.json").read_text())["hidden_size"] == 32
-    assert (
-        AutoModelForCausalLM.from_pretrained(tmp_path / "d" / "distributions-and-states").config.num_hidden_layers == 2
-    )
+    assert json.loads((tmp_path / "d/seed-0/distributions/config.json").read_text())["hidden_size"] == 32
+    student = AutoModelForCausalLM.from_pretrained(tmp_path / "d/seed-3/distributions-and-states")
+    assert student.config.num_hidden_layers == 2
 
 
 def test_a_capture_without_top_logits_is_refused(tmp_path: Path, target: Path) -> None:
