@@ -115,7 +115,7 @@ def capture(**given: Any) -> int:
     quiet_libraries()
     settings, stopping = _settings(given), Stopping()
     if given["dry_run"]:
-        return _dry_run(settings, as_json=given["as_json"])
+        return _dry_run(settings, quiet=given["quiet"], as_json=given["as_json"])
     # Of several processes on one run, as torchrun starts them, the first one speaks.
     is_first = os.environ.get("RANK", "0") == "0"
     quiet = given["quiet"] or not is_first
@@ -129,13 +129,15 @@ def capture(**given: Any) -> int:
     return 0 if summary.captured else 1
 
 
-def _dry_run(settings: Any, *, as_json: bool) -> int:
+def _dry_run(settings: Any, *, quiet: bool, as_json: bool) -> int:
     from ..run import estimate_run
+    from .progress import shown_progress
 
-    result = estimate_run(settings)
+    with shown_progress(quiet) as progress:
+        result = estimate_run(settings, progress)
     if as_json:
         show_json({**json_value(result), "seconds": result.seconds, "fits": result.fits})
-    else:
+    elif not quiet:
         _show_estimate(result, settings.out)
     if not result.fits and not settings.force:
         click.echo(

@@ -15,7 +15,8 @@ from .stretch import Stretch
 
 LINE_EVERY_S = 60.0
 _DRAW_EVERY_S = 0.1
-_BAR_WIDTH = 24
+_BAR_WIDTH, _LEAST_BAR = 24, 4
+_SEPARATOR = " · "
 
 
 @contextmanager
@@ -95,13 +96,16 @@ class ShownProgress:
 
 
 class Bar:
-    """A bar for the stretch under way, and beside it what there is to say."""
+    """A bar for the stretch under way, and beside it what there is to say, as far as the terminal has room."""
 
     every_s = _DRAW_EVERY_S
 
     def __init__(self, console: Console) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(_BAR_WIDTH), TextColumn("{task.fields[said]}")
-        self._bar = Progress(*columns, console=console)
+        self._width = console.width
+        self._column = BarColumn(_BAR_WIDTH)
+        self._bar = Progress(
+            TextColumn("{task.description}"), self._column, TextColumn("{task.fields[said]}"), console=console
+        )
         self._task: TaskID | None = None
         self._bar.start()
 
@@ -109,11 +113,21 @@ class Bar:
         if self._task is not None:
             self._bar.remove_task(self._task)
         total = None if stretch.fraction is None else 1.0
-        self._task = self._bar.add_task(stretch.what, total=total, said=" · ".join(stretch.words()))
+        self._task = self._bar.add_task(stretch.what, total=total, said=self._fitted(stretch))
 
     def show(self, stretch: Stretch) -> None:
         if self._task is not None:
-            self._bar.update(self._task, completed=stretch.fraction or 0.0, said=" · ".join(stretch.words()))
+            said = self._fitted(stretch)
+            self._bar.update(self._task, completed=stretch.fraction or 0.0, said=said)
+
+    def _fitted(self, stretch: Stretch) -> str:
+        """The words that there is room for; the bar takes what they leave."""
+        words, room = stretch.words(short=True), self._width - len(stretch.what) - 2
+        while len(words) > 1 and len(_SEPARATOR.join(words)) > room - _LEAST_BAR:
+            words.pop()
+        said = _SEPARATOR.join(words)
+        self._column.bar_width = max(_LEAST_BAR, min(_BAR_WIDTH, room - len(said)))
+        return said
 
     def note(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False)

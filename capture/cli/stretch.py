@@ -49,16 +49,19 @@ class Stretch:
             return None
         return self._seconds * max(1 - now, 0) / (now - before)
 
-    def words(self) -> list[str]:
-        """How far, how much longer, how fast, what is written and rejected; what there is nothing to say of is left out."""
+    def words(self, *, short: bool = False) -> list[str]:
+        """How far, how much longer, how fast, what is rejected and written; what there is nothing to say of is left out.
+
+        short: as little text as tells it, for a place beside a bar.
+        """
         left, tokens = self.seconds_left, self.tokens - self.tokens_before
-        said = [
-            f"{self.count:,} of {self.total:,} {self.unit}" if self.total is not None else f"{self.count:,} {self.unit}"
-        ]
+        of, written = ("/", "") if short else (" of ", " written")
+        total = "" if self.total is None else f"{of}{self.total:,}"
+        said = [f"{self.count:,}{total} {self.unit}"]
+        said += [f"{self.rejected:,} rejected"] if self.rejected else []
         said += [f"{duration(left)} left"] if left is not None and self.count != self.total else []
         said += [f"{tokens / self._seconds:,.0f} tokens/s"] if tokens else []
-        said += [f"{size(self.written)} written"] if self.written else []
-        said += [f"{self.rejected:,} rejected"] if self.rejected else []
+        said += [f"{size(self.written)}{written}"] if self.written else []
         return said
 
     def _share(self, count: int, tokens: int) -> float | None:

@@ -12,11 +12,12 @@ import torch
 
 from ...models.errors import UsageError
 from ..data import Audit, ImageProcessor, Item, RejectGate, Sample, audit, image_processor_of, tokenise
-from ..progress import Silent
+from ..progress import Progress, Silent
 from .batches import TokenBatch, batch_end, token_batch
 from .engine import Engine
 from .offline import backend_of
 from .planned_images import require_engine_for_images
+from .planning import told
 from .ranks import Ranks
 from .resuming import fitted_to
 from .settings import STORE_DTYPES, CaptureSettings
@@ -52,20 +53,21 @@ class RunEstimate:
         return self.bytes_needed <= self.bytes_free
 
 
-def estimate_run(settings: CaptureSettings) -> RunEstimate:
+def estimate_run(settings: CaptureSettings, progress: Progress | None = None) -> RunEstimate:
     """Tokenise the input of `settings`, time a few forwards, and add up; raises as `capture_dataset` does."""
     if settings.tp > 1:
         raise UsageError("a dry run times the forwards of one process; leave tp (--tp) out, or see `hiddentap audit`.")
+    progress = progress or Silent()
     backend = backend_of(settings, Ranks())
     attached = backend.attached
     today = datetime.date.today().isoformat()
-    options = fitted_to(attached.decoder, settings.text, Silent()).tokenise_options(
+    options = fitted_to(attached.decoder, settings.text, progress).tokenise_options(
         settings.model, date=today, vocab_rows=attached.decoder.vocab_rows
     )
     kept: list[Sample] = []
     items = tokenise(settings.data, options, workers=settings.text.workers, limit=settings.text.limit)
     gate = RejectGate(settings.text.allow_rejects, strict=settings.text.strict)
-    counted = audit(_keeping(items, kept), gate)
+    counted = audit(_keeping(told(items, progress), kept), gate)
     processor = image_processor_of(options) if any(sample.images for sample in kept) else None
     dtype = STORE_DTYPES[settings.store_dtype] if settings.store_dtype else attached.dtype
     longest = max((len(sample.input_ids) for sample in kept), default=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...models.errors import RunError, UsageError
@@ -61,7 +61,7 @@ def make_plan(
     counted = _Counts()
     with PlanWriter(folder.plan) as writer:
         items = tokenise(settings.data, options, workers=settings.text.workers, limit=settings.text.limit)
-        for item in _told(items, progress):
+        for item in told(items, progress):
             check_stop()
             gate.feed(item)
             if isinstance(item, Sample):
@@ -115,7 +115,8 @@ class _Counts:
         }
 
 
-def _told(items: Iterable[Sample | RowReject], progress: Progress) -> Iterable[Sample | RowReject]:
+def told(items: Iterable[Sample | RowReject], progress: Progress) -> Iterator[Sample | RowReject]:
+    """Pass `items` on, and tell of each."""
     progress.started("tokenising", unit="rows")
     for item in items:
         progress.advanced(1, rejected=int(isinstance(item, RowReject)))

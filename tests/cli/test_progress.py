@@ -1,13 +1,15 @@
 """Progress: a bar on a terminal, a line a minute in a log, and the words of both."""
 
+import io
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hiddentap.capture.cli import stretch
-from hiddentap.capture.cli.progress import Lines, Nothing, ShownProgress, shown_progress
+from hiddentap.capture.cli.progress import Bar, Lines, Nothing, ShownProgress, shown_progress
 from hiddentap.capture.cli.stretch import Stretch, duration
 from support.model_folder import CHATS, write_rows
 from support.terminal import on_a_terminal
@@ -50,7 +52,7 @@ def test_a_log_gets_one_line_a_minute_and_one_at_the_end_of_each_stretch(
         "tokenising: 60 rows, 60 rejected",
         "tokenising: 120 rows, 120 rejected",
         "tokenising: 130 rows, 130 rejected",
-        "capturing: 4,000 of 4,000 samples, 4,000 tokens/s, 3.0 MB written, 2 rejected",
+        "capturing: 4,000 of 4,000 samples, 2 rejected, 4,000 tokens/s, 3.0 MB written",
     ]
 
 
@@ -119,15 +121,28 @@ def test_a_piped_capture_is_plain_lines(run: Callable[..., tuple[int, str, str]]
     assert first.startswith("the model has 256 positions")
     assert lines[0] == "tokenising: 6 rows, 1 rejected"
     assert re.fullmatch(r"plan: 5 samples, [\d,]+ tokens", lines[1])
-    assert re.fullmatch(r"capturing: 5 of 5 samples, [\d,]+ tokens/s, [\d.]+ kB written, 1 rejected", lines[-1])
+    assert re.fullmatch(r"capturing: 5 of 5 samples, 1 rejected, [\d,]+ tokens/s, [\d.]+ kB written", lines[-1])
 
 
-def test_a_terminal_gets_a_bar_with_samples_speed_bytes_and_rejects(llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("columns", "bar"), [(80, "━{8,20}"), (120, "━{24}")])
+def test_a_terminal_gets_a_bar_with_samples_rejects_speed_and_bytes(
+    llama: Path, tmp_path: Path, columns: int, bar: str
+) -> None:
     data = write_rows(tmp_path / "d.jsonl", [*CHATS, {"foo": 1}])
-    shown = on_a_terminal(
-        "capture", "--model", llama, "--data", data, "--layer-ids", "1", "--out", tmp_path / "out", columns=100
-    )
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
-    assert re.search(r"capturing +━+ +5 of 5 samples · [\d,]+ tokens/s · [\d.]+ kB written · 1 rejected", plain)
+    command = ("capture", "--model", llama, "--data", data, "--layer-ids", "1", "--out", tmp_path / "out")
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", on_a_terminal(*command, columns=columns))
+    assert re.search(rf"capturing {bar} 5/5 samples · 1 rejected · [\d,]+ tokens/s · [\d.]+ kB", plain)
     assert "capturing:" not in plain
     assert "5 captured, 1 rejected" in plain
+
+
+def test_a_narrow_terminal_loses_the_last_words_and_no_bar(clock: Clock) -> None:
+    work = Stretch("capturing", 4000, "samples", 100_000)
+    clock.wait(10)
+    work.add(1500, 40_000, 1_500_000, 2)
+    said = {columns: Bar(Console(file=io.StringIO(), width=columns))._fitted(work) for columns in (80, 60, 30)}
+    assert said == {
+        80: "1,500/4,000 samples · 2 rejected · 15 s left · 4,000 tokens/s",
+        60: "1,500/4,000 samples · 2 rejected · 15 s left",
+        30: "1,500/4,000 samples",
+    }
