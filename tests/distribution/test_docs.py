@@ -18,7 +18,7 @@ GIVEN_BY_TAP = ("hooks.tap.ActiveTap", "hooks.tap.Captured")
 def pages_of(nav: list[Any]) -> Iterator[str]:
     """The files of a navigation, however deep."""
     for entry in nav:
-        for value in entry.values():
+        for value in [entry] if isinstance(entry, str) else entry.values():
             yield from [value] if isinstance(value, str) else pages_of(value)
 
 
