@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         pop_auxiliary_output_from_pp_tensors,
     )
     from .capture.reading import PackedDataset, PackLoader, PostNorm
-    from .capture.run import CaptureSettings, RunSummary, TextSettings, capture_dataset
+    from .capture.run import CaptureSettings, RayWorkers, RunSummary, TextSettings, capture_dataset
     from .capture.sampling import (
         Aborts,
         GenerationResult,
@@ -74,6 +74,7 @@ _HOME = {
     ),
     ".capture.run": (
         "CaptureSettings",
+        "RayWorkers",
         "RunSummary",
         "TextSettings",
         "capture_dataset",
@@ -129,6 +130,7 @@ __all__ = [
     "PackedDataset",
     "PostNorm",
     "Prompt",
+    "RayWorkers",
     "Report",
     "RunSummary",
     "Sampler",

@@ -92,13 +92,26 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--engine",
-    type=click.Choice(["hf", "vllm"]),
+    type=click.Choice(["hf", "ray", "vllm"]),
     default="hf",
     show_default=True,
-    help="What runs the forwards; hf: the Hugging Face model in this process, vllm: vLLM (extra vllm).",
+    help="What runs the forwards; hf: the Hugging Face model in this process, ray: such models in workers of a Ray cluster "
+    "(extra ray), vllm: vLLM (extra vllm).",
 )
 @click.option(
     "--engine-option", multiple=True, metavar="K=V", help="Argument of vllm.LLM, such as tensor_parallel_size=8."
+)
+@click.option(
+    "--workers", type=click.IntRange(1), metavar="N", help="With --engine ray: how many workers.  [default: 1]"
+)
+@click.option(
+    "--gpus-per-worker",
+    type=click.FloatRange(0),
+    metavar="G",
+    help="With --engine ray.  [default: 1 where the cluster has GPUs]",
+)
+@click.option(
+    "--ray-address", metavar="A", help="With --engine ray: a running cluster.  [default: one on this machine alone]"
 )
 @click.option("--dry-run", is_flag=True, help="Only say what the run would capture, fill and take.")
 @click.option("--force", is_flag=True, help="Start even if the disk has too little room.")
@@ -190,7 +203,18 @@ def _settings(given: dict[str, Any]) -> Any:
         engine=given["engine"],
         engine_options=key_values(given["engine_option"], "--engine-option"),
         tp=given["tp"],
+        ray=_ray_workers(given),
     )  # fmt: skip
+
+
+def _ray_workers(given: dict[str, Any]) -> Any:
+    from ..run import RayWorkers
+
+    names = {"workers": "count", "gpus_per_worker": "gpus", "ray_address": "address"}
+    fields = {field: given[name] for name, field in names.items() if given[name] is not None}
+    if fields and given["engine"] != "ray":
+        raise click.UsageError("--workers, --gpus-per-worker and --ray-address need --engine ray.")
+    return RayWorkers(**fields)
 
 
 def _show(summary: RunSummary) -> None:

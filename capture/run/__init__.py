@@ -2,12 +2,13 @@
 
 from .estimate import RunEstimate, estimate_run
 from .offline import capture_dataset
-from .settings import CaptureSettings, TextSettings
+from .settings import CaptureSettings, RayWorkers, TextSettings
 from .stopping import RunStopped, Stopping
 from .summary import RunSummary
 
 __all__ = [
     "CaptureSettings",
+    "RayWorkers",
     "RunEstimate",
     "RunStopped",
     "RunSummary",

@@ -6,9 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ...models.errors import RunError
-from ...models.loading import LoadedModel
 from ..store import Manifest, OutputFolder, Plan, Reject
-from .hugging_face import AttachedModel
 from .pace import Pace
 from .resuming import sealed_shards
 from .steady_pace import SteadyPace
@@ -28,7 +26,7 @@ class Effort:
         tokens: rows that were not there before.
         seconds: from the first forward to the last seal.
         shards_before: how many shards an earlier run had sealed.
-        pace: how batches were sized; None in an exact run.
+        pace: how batches were sized; None in an exact run, and where several workers each had their own.
     """
 
     tokens: int
@@ -41,10 +39,12 @@ def finish(
     plan: Plan,
     folder: OutputFolder,
     effort: Effort,
-    attached: AttachedModel,
-    loaded: LoadedModel,
+    hidden_size: int,
+    notes: tuple[str, ...],
 ) -> RunSummary:
     """Sum the run up; replace rejects.jsonl and the manifest.
+
+    `hidden_size`, `notes`: of the model that was captured.
 
     Raises:
         RunError: shards of the plan are not there, whatever the reason; such a folder is never called complete.
@@ -72,8 +72,8 @@ def finish(
         batch_tokens=effort.pace.batch_tokens if effort.pace else None,
         layer_ids=tuple(plan.identity["taps"]["layer_ids"]),
         convention=plan.identity["taps"]["convention"],
-        hidden_size=attached.hidden_size,
-        notes=loaded.notes,
+        hidden_size=hidden_size,
+        notes=notes,
     )
     folder.write_rejects(rejects)
     manifest = Manifest.from_shards(plan.identity, plan.summary(), shards, complete=True, counts=summary.counts())

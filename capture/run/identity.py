@@ -17,13 +17,8 @@ def run_identity(
     settings: CaptureSettings, loaded: LoadedModel, attached: AttachedModel, tokenisation: TokenisationIdentity
 ) -> dict[str, Any]:
     """What a later run on the same folder must agree with, as JSON values."""
-    ids, convention = settings.layers.told(attached.taps.boundaries)
     return {
-        **tapped_identity(attached, ids, convention, loaded),
-        **({"attn_implementation": "vllm"} if settings.engine == "vllm" else {}),
-        "store_dtype": settings.store_dtype or dtype_name(attached.dtype),
-        "top_logits": settings.top_logits,
-        "mode": _mode(settings),
+        **forward_identity(settings, loaded, attached),
         "tokenisation": tokenisation.as_dict(),
         "data": [source_identity(source) for source in settings.data],
         "limit": settings.text.limit,
@@ -31,6 +26,18 @@ def run_identity(
         # Whether such a sample ends the run or only itself changes no sealed shard.
         "on_bad_values": "keep" if settings.on_bad_values == "keep" else "reject",
         **({"engine_options": engine_identity(settings.engine_options)} if settings.engine == "vllm" else {}),
+    }
+
+
+def forward_identity(settings: CaptureSettings, loaded: LoadedModel, attached: AttachedModel) -> dict[str, Any]:
+    """That part of a run's identity which says how its rows are computed, from which model."""
+    ids, convention = settings.layers.told(attached.taps.boundaries)
+    return {
+        **tapped_identity(attached, ids, convention, loaded),
+        **({"attn_implementation": "vllm"} if settings.engine == "vllm" else {}),
+        "store_dtype": settings.store_dtype or dtype_name(attached.dtype),
+        "top_logits": settings.top_logits,
+        "mode": _mode(settings),
     }
 
 

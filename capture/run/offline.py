@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import torch
@@ -40,13 +41,17 @@ def capture_dataset(
     """Fill `settings.out` with the hidden states of `settings.data`; go on where an earlier run on it stopped.
 
     Under torchrun every process calls this, and they share the work shard by shard; with `settings.tp` above 1 that many of
-    them hold one copy of the model together, and the first of them writes. `stopping` lets somebody else end the run between
-    two batches.
+    them hold one copy of the model together, and the first of them writes. With engine ``ray`` one process calls it, and the
+    work is done by workers that Ray runs. `stopping` lets somebody else end the run between two batches.
 
     Raises:
         UsageError: settings, ids, data or a folder that cannot be used; see the types that it has.
         RunError: the run failed; what was sealed stays, and the same call goes on from there. `RunStopped` is one.
     """
+    if settings.engine == "ray":
+        from .ray_run import capture_on_ray
+
+        return capture_on_ray(settings, progress or Silent(), stopping or Stopping())
     ranks, stopping = Ranks.of_environment(), stopping or Stopping()
     with ranks.failing_together(), tensor_group(ranks, settings.tp) as group:
         return _captured(settings, ranks, group, progress or Silent(), stopping)
@@ -70,7 +75,7 @@ def _captured(
 
     def prepare() -> list[int]:
         plan, done = prepare_folder(settings, folder, loaded, attached, progress, stopping)
-        _tell_plan(plan, done.values(), progress)
+        tell_plan(plan, done.values(), progress)
         return [index for index in range(len(plan.shards)) if index not in done]
 
     with shared_folder(folder, ranks, prepare, stopping.check) as left:
@@ -85,14 +90,15 @@ def _captured(
         def finished() -> dict[str, Any]:
             if ranks.size > 1:
                 wait_for_names(folder, len(plan.shards), stopping.check)
-            return finish(plan, folder, effort, attached, loaded).as_json()
+            return finish(plan, folder, effort, attached.hidden_size, loaded.notes).as_json()
 
         summary = RunSummary.from_json(ranks.agreed("the summary", finished, stopping.check))
-    _remember(effort.pace, settings, loaded, attached, ranks, progress)
+    if ranks.is_first:
+        remember(effort.pace, settings, loaded, attached, progress)
     return summary
 
 
-def _tell_plan(plan: Plan, done: Collection[Shard], progress: Progress) -> None:
+def tell_plan(plan: Plan, done: Collection[Shard], progress: Progress) -> None:
     """What there is to do, and what an earlier run did of it."""
     samples = sum(shard.M + len(shard.rejects) for shard in done)
     progress.started("capturing", plan.M, tokens=plan.R, done=samples, done_tokens=sum(shard.R for shard in done))
@@ -116,34 +122,47 @@ def _fill(
     """Capture the shards that are left, or the part of them that falls to this rank or to its group."""
     if not left:  # opening an engine can take minutes
         return Effort(0, 0.0, len(plan.shards), None)
-    store_dtype = STORE_DTYPES[plan.identity["store_dtype"]]
-    tokens = sum(plan.shards[index].R for index in left)
     require_engine_for_images(settings, plan.has_images)
-    images = planned_images(plan, tokenise_options(settings, plan))
+    tokens = sum(plan.shards[index].R for index in left)
     pace, start = None, time.perf_counter()
-    with (
-        backend.engine(store_dtype, int(plan.lengths.max(initial=1))) as own,
-        led(own, group, stopping) as engine,
-    ):
+    with opened(backend, plan) as own, led(own, group, stopping) as engine:
         if engine is not None:
-            pace = _pace(settings, backend, engine, tokens, progress)
-            compiled = "off" if settings.exact else settings.compile
-            run = ShardRun(
-                plan,
-                folder,
-                engine,
-                backend.attached.columns(store_dtype, is_text=plan.has_images),
-                shard_metadata(plan.identity, plan.sources, plan.extra["mask_rules"], engine.made_with, compiled)
-                | image_metadata(plan),
-                pace,
-                settings.on_bad_values,
-                progress,
-                stopping.check,
-                images,
-            )
-            start = time.perf_counter()
+            run = shard_run(settings, plan, tokens, folder, backend, engine, progress, stopping)
+            pace, start = run.pace, time.perf_counter()
             run.capture(plan.shards[index] for index in ranks.take(left))
     return Effort(tokens, time.perf_counter() - start, len(plan.shards) - len(left), pace)
+
+
+def opened(backend: Backend, plan: Plan) -> AbstractContextManager[HuggingFaceEngine | VllmEngine]:
+    """The engine of `backend`, open inside the block, for the samples of `plan`."""
+    return backend.engine(STORE_DTYPES[plan.identity["store_dtype"]], int(plan.lengths.max(initial=1)))
+
+
+def shard_run(
+    settings: CaptureSettings,
+    plan: Plan,
+    tokens: int,
+    folder: OutputFolder,
+    backend: Backend,
+    engine: HuggingFaceEngine | VllmEngine | LeadingEngine,
+    progress: Progress,
+    stopping: Stopping,
+) -> ShardRun:
+    """What captures shards of `plan`, `tokens` rows of them, with `engine`."""
+    compiled = "off" if settings.exact else settings.compile
+    return ShardRun(
+        plan,
+        folder,
+        engine,
+        backend.attached.columns(STORE_DTYPES[plan.identity["store_dtype"]], is_text=plan.has_images),
+        shard_metadata(plan.identity, plan.sources, plan.extra["mask_rules"], engine.made_with, compiled)
+        | image_metadata(plan),
+        _pace(settings, backend, engine, tokens, progress),
+        settings.on_bad_values,
+        progress,
+        stopping.check,
+        planned_images(plan, tokenise_options(settings, plan)),
+    )
 
 
 def _pace(
@@ -165,16 +184,15 @@ def _pace(
     return Pace(engine, budget, mode, tokens, progress.note, known)
 
 
-def _remember(
+def remember(
     pace: Pace | SteadyPace | None,
     settings: CaptureSettings,
     loaded: LoadedModel,
     attached: AttachedModel,
-    ranks: Ranks,
     progress: Progress,
 ) -> None:
     """Keep what was measured for the next run; a cache folder that cannot be written is worth a word and no more."""
-    if pace is None or pace.measured is None or not ranks.is_first:
+    if pace is None or pace.measured is None:
         return
     try:
         Speeds.of_user().write(_speed_key(settings, loaded, attached, pace.device), pace.measured)

@@ -77,6 +77,15 @@ def sealed_shards(folder: OutputFolder, plan: Plan) -> dict[int, Shard]:
     return _those_of(plan, folder.sealed_shards().shards)
 
 
+def is_sealed(folder: OutputFolder, plan: Plan, index: int) -> bool:
+    """Whether that shard of `plan` is done."""
+    path = folder.shard_path(index)
+    if not path.exists():
+        return False
+    with Shard(path) as shard:
+        return _is_of(shard, index, plan)
+
+
 def _those_of(plan: Plan, shards: dict[int, Shard]) -> dict[int, Shard]:
     return {i: shard for i, shard in shards.items() if _is_of(shard, i, plan)}
 

@@ -16,7 +16,7 @@ from ...models.loading import ModelSource
 from ..data import TokeniseOptions
 from .layer_choice import LayerChoice
 
-EngineName = Literal["hf", "vllm"]
+EngineName = Literal["hf", "ray", "vllm"]
 CompileMode = Literal["auto", "on", "off"]
 OnBadValues = Literal["reject", "raise", "keep"]
 STORE_DTYPES: Mapping[str, torch.dtype] = {
@@ -68,6 +68,28 @@ class TextSettings:
 
 
 @dataclass(frozen=True)
+class RayWorkers:
+    """The worker processes of engine ``ray``, each with a model of its own.
+
+    Attributes:
+        count: how many.
+        gpus: GPUs of each, or a part of one; None: one where the cluster has GPUs, else none.
+        address: where a cluster runs, such as ``auto`` or ``10.0.0.1:6379``; None: the one that RAY_ADDRESS names, else one on
+            this machine that lives as long as the run.
+    """
+
+    count: int = 1
+    gpus: float | None = None
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UsageError(f"a run needs at least 1 Ray worker; got {self.count}.")
+        if self.gpus is not None and self.gpus < 0:
+            raise UsageError(f"GPUs of a Ray worker must be at least 0; got {self.gpus}.")
+
+
+@dataclass(frozen=True)
 class CaptureSettings:
     """One offline run.
 
@@ -90,9 +112,11 @@ class CaptureSettings:
         shard_rows: most rows of one shard; a longer sample has a shard of its own.
         on_bad_values: what becomes of a sample with rows that are not finite or all zero.
         force: start even if the disk has too little room for the whole run.
-        engine: what runs the forwards; ``hf``: the Hugging Face model in this process, ``vllm``: vLLM.
+        engine: what runs the forwards; ``hf``: the Hugging Face model in this process, ``ray``: such models in workers of a Ray
+            cluster, ``vllm``: vLLM.
         engine_options: arguments of `vllm.LLM`, such as ``{"tensor_parallel_size": 8}``.
         tp: how many processes hold one copy of the model together, each a part of every layer, as torchrun starts them.
+        ray: the workers of engine ``ray``.
     """
 
     model: ModelSource
@@ -118,6 +142,7 @@ class CaptureSettings:
     engine: EngineName = "hf"
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     tp: int = 1
+    ray: RayWorkers = RayWorkers()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out))

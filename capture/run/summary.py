@@ -24,7 +24,7 @@ class RunSummary:
         bytes: size of the shards.
         tokens_now: what this run captured.
         seconds: from its first forward to its last seal.
-        batch_tokens: the budget of positions that a forward got at the end.
+        batch_tokens: the budget of positions that a forward got at the end; None where there was none, or not one.
         notes: what the model's checkpoint and config disagree on.
     """
 

@@ -1,6 +1,7 @@
 """Bytes to disk and back: whole reads and writes, a full disk told as such, names that appear only when complete."""
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,16 +128,30 @@ def write_atomically(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def remove_abandoned(path: Path) -> None:
+    """Remove an unsealed file whose process is gone; RunError where one still writes it."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    except BlockingIOError as error:
+        raise RunError(f"{path} is being written by another process; run again once that one has ended.") from error
+    finally:
+        os.close(fd)
+
+
 class UnsealedFile:
     """A safetensors file in the making, under a temporary name, its header length zero until `seal`.
 
-    Readers know neither the name nor, with that length, the content. `discard` removes it.
+    Readers know neither the name nor, with that length, the content. `discard` removes it. Its process holds a lock on it, so
+    that another one can tell a file in the making from what a killed process left.
     """
 
     def __init__(self, target: Path, suffix: str = ".open") -> None:
         self.target = target
         self.path = target.with_name(target.name + suffix)
         self._fd: int | None = create_file(self.path)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     @property
     def fd(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...models.errors import RunError, UsageError
 from .assignment import shard_index, shard_name
-from .diskio import require_no_dangling_link, write_atomically
+from .diskio import remove_abandoned, require_no_dangling_link, write_atomically
 from .errors import ShardError
 from .lock import FolderLock
 from .manifest import Manifest
@@ -111,6 +111,13 @@ class OutputFolder:
         for path in strays:
             path.unlink()
         return strays
+
+    def remove_unsealed(self, index: int) -> None:
+        """Remove what a killed process left of shard `index`; RunError where one still writes it."""
+        name = shard_name(index)
+        for path in self.stray_files():
+            if path.name.startswith(f"{name}."):
+                remove_abandoned(path)
 
     def sealed_shards(self) -> SealedShards:
         """Check every file that has the name of a sealed shard; the shards come closed and open themselves to read."""

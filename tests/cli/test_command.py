@@ -88,6 +88,7 @@ WRONG_USE = [
     ([*CAPTURE, "--out", "{out}", "--final", "x"], "Invalid value"),
     ([*CAPTURE, "--out", "{out}", "--limit", "0"], "Invalid value"),
     ([*CAPTURE, "--out", "{out}", "--engine", "jax"], "'jax' is not"),
+    ([*CAPTURE, "--out", "{out}", "--workers", "2"], "need --engine ray"),
     ([*CAPTURE, "--out", "{out}", "--template-arg", "x"], "expected K=V"),
     ([*CAPTURE, "--out", "{out}", "--device", "tpu9x"], "device"),
     ([*CAPTURE, "--out", "{out}", "--exact", "--batch-tokens", "9"],

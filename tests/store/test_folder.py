@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hiddentap.capture.store import FolderLockedError, Manifest, OutputFolder, Reject
+from hiddentap.capture.store.diskio import UnsealedFile
 from hiddentap.models.errors import RunError, UsageError
 from support.shards import names, open_files, write_plan, write_shard
 
@@ -180,6 +181,20 @@ def test_only_what_a_killed_run_leaves_is_stray(tmp_path: Path) -> None:
         assert folder.remove_stray_files() == sorted(folder.path / name for name in ours)
         assert folder.stray_files() == []
     assert all((folder.path / name).exists() for name in [*others, "shards/shard-000000.safetensors"])
+
+
+def test_what_a_process_that_is_gone_left_of_a_shard_is_removed_and_a_shard_in_the_making_is_not(
+    tmp_path: Path,
+) -> None:
+    folder = OutputFolder(tmp_path)
+    folder.shards.mkdir()
+    gone, other = UnsealedFile(folder.shard_path(3)), UnsealedFile(folder.shard_path(4))
+    with pytest.raises(RunError, match=r"shard-000003.safetensors.open is being written by another process"):
+        folder.remove_unsealed(3)
+    os.close(gone.fd)  # as the end of its process does
+    folder.remove_unsealed(3)
+    assert names(folder.shards) == ["shard-000004.safetensors.open"]
+    other.discard()
 
 
 def test_files_of_a_sealed_plan_are_not_stray(tmp_path: Path) -> None:

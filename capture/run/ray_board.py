@@ -1,0 +1,120 @@
+"""What a run on Ray and its workers tell each other while shards are filled: progress one way, the end of the run the other."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import astuple, dataclass
+from functools import reduce
+from typing import Any
+
+from .ray_cluster import require_ray
+from .stopping import Stopping
+
+# Between two batches a worker asks no oftener than this whether the run is to end.
+_ASK_EVERY_S = 0.2
+# The number of what is done before the first shard.
+PREPARING = -1
+
+
+@dataclass(frozen=True)
+class Done:
+    """What `Progress.advanced` counts."""
+
+    count: int = 0
+    tokens: int = 0
+    written: int = 0
+    rejected: int = 0
+
+    def plus(self, more: Done) -> Done:
+        return Done(*(a + b for a, b in zip(astuple(self), astuple(more), strict=True)))
+
+    def less(self, before: Done) -> Done:
+        return Done(*(a - b for a, b in zip(astuple(self), astuple(before), strict=True)))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the workers did.
+
+    Attributes:
+        started: arguments of `Progress.started`, of stretches begun since the last report.
+        done: in all, since the run began.
+        notes: lines worth reading since the last report.
+    """
+
+    started: list[dict[str, Any]]
+    done: Done
+    notes: list[str]
+
+
+class Board:
+    """Kept by one small actor; the run and all workers call it."""
+
+    def __init__(self) -> None:
+        self._started: list[dict[str, Any]] = []
+        self._done: dict[int, Done] = {}
+        self._notes: list[str] = []
+        self._signal: int | None = None
+
+    def report(self) -> Report:
+        """For the run, which shows it."""
+        report = Report(self._started, reduce(Done.plus, self._done.values(), Done()), self._notes)
+        self._started, self._notes = [], []
+        return report
+
+    def stop(self, number: int) -> None:
+        """The run is to end, in the name of signal `number`."""
+        self._signal = number
+
+    def stopped_by(self) -> int | None:
+        return self._signal
+
+    def start(self, shard: int) -> None:
+        """A worker begins `shard`: what a lost one did of it counts no more."""
+        if shard in self._done:
+            self._notes.append(
+                "a worker was lost; " + ("the plan" if shard == PREPARING else f"shard {shard}") + " is made again"
+            )
+        self._done[shard] = Done()
+
+    def advanced(self, shard: int, more: Done) -> None:
+        self._done[shard] = self._done[shard].plus(more)
+
+    def started(self, stretch: dict[str, Any]) -> None:
+        self._started.append(stretch)
+
+    def note(self, text: str) -> None:
+        self._notes.append(text)
+
+
+class WorkerProgress:
+    """Progress of a worker, told to the board; `shard` is the one being filled."""
+
+    def __init__(self, board: Any) -> None:
+        self._board = board
+        self.shard = PREPARING
+
+    def started(self, what: str, total: int | None = None, **options: Any) -> None:
+        self._board.started.remote({"what": what, "total": total, **options})
+
+    def advanced(self, count: int = 0, tokens: int = 0, *, written: int = 0, rejected: int = 0) -> None:
+        self._board.advanced.remote(self.shard, Done(count, tokens, written, rejected))
+
+    def note(self, text: str) -> None:
+        self._board.note.remote(text)
+
+
+class BoardStopping(Stopping):
+    """Whether the board says that the run is to end."""
+
+    def __init__(self, board: Any) -> None:
+        super().__init__()
+        self._board, self._next = board, 0.0
+
+    def check(self) -> None:
+        if time.monotonic() >= self._next:
+            number = require_ray().get(self._board.stopped_by.remote())
+            self._next = time.monotonic() + _ASK_EVERY_S
+            if number is not None:
+                self.ask(number)
+        super().check()
