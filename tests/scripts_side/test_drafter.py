@@ -3,7 +3,7 @@
 import torch
 from training.context import TargetHead
 from training.drafter import drafter_config, new_drafter
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantModel
 
 TARGET = LlamaConfig(
     hidden_size=16,
@@ -31,6 +31,19 @@ def test_its_last_norm_begins_as_the_targets() -> None:
     states = torch.randn(5, 16)
     with torch.no_grad():
         torch.testing.assert_close(drafter.model.norm(states), target.model.norm(states), rtol=1e-4, atol=1e-4)
+
+
+def test_beside_random_weights_it_hands_on_the_last_captured_layer_as_it_is() -> None:
+    head = TargetHead(torch.nn.Embedding(30, 16), torch.ones(30, 16), None, TARGET)
+    config = drafter_config(TARGET, [0, 1], layers=1, block_size=4, mask_token_id=7)
+    scale = torch.cat([torch.ones(16), torch.linspace(1, 31, 16)])
+    served = new_drafter(config, head, scale, seed=0).served_state()
+    torch.manual_seed(0)
+    random = MuseGlimmerAssistantModel(config).state_dict()
+    added = served["encoder.fc.weight"] - random["encoder.fc.weight"] / scale
+    torch.testing.assert_close(added, torch.cat([torch.zeros(16, 16), torch.eye(16) / 15], 1))
+    for name in ("layers.0.self_attn.v_proj.weight", "layers.0.self_attn.o_proj.weight"):
+        torch.testing.assert_close(served[name] - random[name], torch.eye(16))
 
 
 def test_a_seed_gives_the_same_weights_again_and_another_seed_others() -> None:
