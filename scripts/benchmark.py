@@ -68,6 +68,9 @@ def arguments() -> argparse.Namespace:
         "--batch-tokens", type=int, metavar="N", help="positions of a batch (default: what a run finds)"
     )
     parser.add_argument(
+        "--attn-implementation", metavar="NAME", help="of hiddentap and the floor (default: as transformers chooses)"
+    )
+    parser.add_argument(
         "--folder", type=Path, default=tempfile.gettempdir(), help="where files go (default: %(default)s)"
     )
     parser.add_argument("--only", choices=SECTIONS, action="append", help="one section; may be given several times")
@@ -86,6 +89,7 @@ def setting_of(asked: argparse.Namespace) -> Setting:
         seconds=1.0 if asked.quick else asked.seconds,
         others_every=1 if asked.quick else asked.others_every,
         batch_tokens=asked.batch_tokens or (256 if asked.quick else None),
+        attention=asked.attn_implementation,
         folder=asked.folder,
         quick=asked.quick,
     )
@@ -99,6 +103,7 @@ def machine(setting: Setting) -> dict[str, str]:
     libraries = [f"{name} {version(name)}" for name in ("hiddentap", "torch", "transformers", "safetensors")]
     return {
         "model": f"{loaded.model.config.name_or_path}, {loaded.weights_dtype}, {setting.n} layers",
+        "attention": setting.attention or "as transformers chooses",
         "layers": f"{', '.join(map(str, setting.chosen_layers))} (0-based) and what enters the final norm",
         "device": f"{kind}; {processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
         "libraries": f"{', '.join(libraries)}, Python {platform.python_version()}",

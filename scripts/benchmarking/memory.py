@@ -82,7 +82,7 @@ def in_fresh_process(work: Callable[..., Peak], *args: Any) -> Peak:
 
 def memory(setting: Setting) -> list[Figure]:
     """This project's run and other tools' strategies on the same samples of near lengths."""
-    times = 1 if setting.quick else TIMES
+    times = 1 if setting.quick else min(setting.rounds, TIMES)
     whos = (OURS[False], other_tools.PADDED, other_tools.ONE_BY_ONE, other_tools.WITH_LOGITS)
     peaks: dict[str, list[Peak]] = {who: [] for who in whos}
     for number in range(times):
@@ -94,7 +94,7 @@ def memory(setting: Setting) -> list[Figure]:
 
 def growth(setting: Setting) -> list[Figure]:
     """The whole run, tokenising and planning included, over 1, 10 and 100 times as many tiny samples."""
-    counts, times = (QUICK_COUNTS, 1) if setting.quick else (COUNTS, TIMES)
+    counts, times = (QUICK_COUNTS, 1) if setting.quick else (COUNTS, min(setting.rounds, TIMES))
     peaks: dict[int, list[Peak]] = {count: [] for count in counts}
     for number in range(times):
         for count in counts:

@@ -23,7 +23,8 @@ class Setting:
     """The model, the layers (0-based), how often and how long, and where the files go.
 
     `seconds`: about the time of one eager run; `others_every`: in which rounds other tools' strategies take part;
-    `batch_tokens`: the budget of positions, None for the one that a run finds.
+    `batch_tokens`: the budget of positions, None for the one that a run finds. `attention`: the attention implementation of
+    hiddentap's run and of the floor, None for the one that transformers chooses, as the other tools have it.
     """
 
     model: str
@@ -32,12 +33,13 @@ class Setting:
     seconds: float
     others_every: int
     batch_tokens: int | None
+    attention: str | None
     folder: Path
     quick: bool
 
     @property
     def source(self) -> ModelSource:
-        return ModelSource(self.model)
+        return ModelSource(self.model, attn_implementation=self.attention)
 
     @cached_property
     def loaded(self) -> LoadedModel:
