@@ -22,6 +22,7 @@ from benchmarking.early_stop import early_stop
 from benchmarking.figures import Figure, markdown
 from benchmarking.memory import growth, memory
 from benchmarking.operations import operations
+from benchmarking.samples import DATA_SETS
 from benchmarking.setting import Setting
 from benchmarking.speed import speed
 from benchmarking.storage import storage
@@ -71,6 +72,9 @@ def arguments() -> argparse.Namespace:
         "--attn-implementation", metavar="NAME", help="of hiddentap and the floor (default: as transformers chooses)"
     )
     parser.add_argument(
+        "--data", choices=DATA_SETS, action="append", help="one data set of the section speed (default: both)"
+    )
+    parser.add_argument(
         "--folder", type=Path, default=tempfile.gettempdir(), help="where files go (default: %(default)s)"
     )
     parser.add_argument("--only", choices=SECTIONS, action="append", help="one section; may be given several times")
@@ -90,6 +94,7 @@ def setting_of(asked: argparse.Namespace) -> Setting:
         others_every=1 if asked.quick else asked.others_every,
         batch_tokens=asked.batch_tokens or (256 if asked.quick else None),
         attention=asked.attn_implementation,
+        data_sets=tuple(asked.data or DATA_SETS),
         folder=asked.folder,
         quick=asked.quick,
     )

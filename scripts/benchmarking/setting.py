@@ -24,7 +24,8 @@ class Setting:
 
     `seconds`: about the time of one eager run; `others_every`: in which rounds other tools' strategies take part;
     `batch_tokens`: the budget of positions, None for the one that a run finds. `attention`: the attention implementation of
-    hiddentap's run and of the floor, None for the one that transformers chooses, as the other tools have it.
+    hiddentap's run and of the floor, None for the one that transformers chooses, as the other tools have it. `data_sets`: of the
+    speed section.
     """
 
     model: str
@@ -34,6 +35,7 @@ class Setting:
     others_every: int
     batch_tokens: int | None
     attention: str | None
+    data_sets: tuple[str, ...]
     folder: Path
     quick: bool
 
