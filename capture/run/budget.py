@@ -82,7 +82,8 @@ class TokenBudget:
             return
         self._seconds_per_token[size].append(seconds / tokens)
         if all(len(seen) >= TRIES for seen in self._seconds_per_token.values()):
-            self._settled_on = min(self._seconds_per_token, key=lambda s: statistics.median(self._seconds_per_token[s]))
+            # Other work on the machine only ever adds time, so the shortest of few tries says most about a size.
+            self._settled_on = min(self._seconds_per_token, key=lambda s: min(self._seconds_per_token[s]))
 
     def limit(self, most: int) -> None:
         """Forget sizes above `most`: a batch of more did not fit the device."""

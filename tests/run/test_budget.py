@@ -25,6 +25,15 @@ def test_one_slow_batch_does_not_decide() -> None:
     assert budget.chosen == 100
 
 
+def test_even_two_slow_batches_of_three_do_not_decide() -> None:
+    budget = TokenBudget((100, 200))
+    for seconds in (50.0, 1.0, 50.0):
+        budget.observe(100, 100, 100, seconds)
+    for _ in range(3):
+        budget.observe(200, 200, 200, 4.0)
+    assert budget.chosen == 100
+
+
 def test_a_batch_that_could_not_use_its_budget_says_nothing() -> None:
     budget = TokenBudget((100, 200))
     for _ in range(9):
