@@ -150,8 +150,8 @@ def _peak_of_run(setting: Setting, count: int) -> Peak:
     """`hiddentap capture` on `count` rows of token ids; what it loads is the model that memory is counted from."""
     load, since = offline.load_model, []
 
-    def load_and_count(source: ModelSource) -> LoadedModel:
-        loaded = load(source)
+    def load_and_count(source: ModelSource, tp: int) -> LoadedModel:
+        loaded = load(source, tp)
         since.append(PeakSince(loaded.model))
         return loaded
 
