@@ -233,5 +233,5 @@ def test_a_layer_outside_the_model_is_refused(llama, data, tmp_path, monkeypatch
 def test_engine_options_without_vllm_are_refused(llama, data, tmp_path) -> None:
     with pytest.raises(UsageError, match=r"engine options \(a\) are for the engine vllm; got 'hf'"):
         settings(llama, data, tmp_path / "out", engine="hf", engine_options={"a": 1})
-    with pytest.raises(UsageError, match=r"engine must be one of hf, vllm; got 'jax'"):
+    with pytest.raises(UsageError, match=r"engine must be one of hf, ray, vllm; got 'jax'"):
         settings(llama, data, tmp_path / "out", engine="jax")
