@@ -18,4 +18,6 @@ def test_each_section_ends_with_a_table_of_positive_figures(section: str, llama:
     figures = json.loads((tmp_path / "measured.json").read_text())["figures"]
     assert {figure["section"] for figure in figures} == {section.replace("-", " ")}
     assert all(value >= 0 for figure in figures for value in figure["values"])
-    assert sum(line.startswith(f"| {section.replace('-', ' ')} |") for line in result.stdout.splitlines()) == len(figures)
+    assert sum(line.startswith(f"| {section.replace('-', ' ')} |") for line in result.stdout.splitlines()) == len(
+        figures
+    )
