@@ -31,23 +31,5 @@ class Progress(Protocol):
         """One line worth reading."""
 
 
-class Silent:
-    """Says nothing."""
-
-    def started(
-        self,
-        what: str,
-        total: int | None = None,
-        *,
-        unit: str = "samples",
-        tokens: int | None = None,
-        done: int = 0,
-        done_tokens: int = 0,
-    ) -> None:
-        pass
-
-    def advanced(self, count: int = 0, tokens: int = 0, *, written: int = 0, rejected: int = 0) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
+class Silent(Progress):
+    """Says nothing: what a Progress does where nobody is there to be told."""
