@@ -14,6 +14,8 @@ from ..store import OutputFolder, Plan, PlanWriter, Reject, differences
 from .planned_images import processor_of_images
 from .settings import CaptureSettings
 
+_TELL_EVERY = 64
+
 
 def existing_plan(folder: OutputFolder) -> Plan | None:
     """The sealed plan of an earlier run on this folder."""
@@ -116,8 +118,13 @@ class _Counts:
 
 
 def told(items: Iterable[Sample | RowReject], progress: Progress) -> Iterator[Sample | RowReject]:
-    """Pass `items` on, and tell of each."""
+    """Pass `items` on, and tell of a few at a time: told of each, a worker on Ray would send a message for every row."""
     progress.started("tokenising", unit="rows")
+    rows = rejected = 0
     for item in items:
-        progress.advanced(1, rejected=int(isinstance(item, RowReject)))
+        rows, rejected = rows + 1, rejected + isinstance(item, RowReject)
+        if rows == _TELL_EVERY:
+            progress.advanced(rows, rejected=rejected)
+            rows = rejected = 0
         yield item
+    progress.advanced(rows, rejected=rejected)
