@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..progress import Work
 from .json_values import json_value, show_json
 from .marked import show_marked
 from .options import model_options, model_source, output_options, text_options, text_settings
@@ -50,7 +51,7 @@ def _watched(items: Iterator[Item], row: int, shown: list[Sample], progress: Pro
     from ..data import Sample
 
     seen = 0
-    progress.started("tokenising", unit="rows")
+    progress.started(Work("tokenising", unit="rows"))
     for item in items:
         if isinstance(item, Sample):
             seen += 1

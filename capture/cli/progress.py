@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from ..progress import Work
 from .stretch import Stretch
 
 LINE_EVERY_S = 60.0
@@ -58,18 +59,9 @@ class ShownProgress:
         self._stretch: Stretch | None = None
         self._next = 0.0
 
-    def started(
-        self,
-        what: str,
-        total: int | None = None,
-        *,
-        unit: str = "samples",
-        tokens: int | None = None,
-        done: int = 0,
-        done_tokens: int = 0,
-    ) -> None:
+    def started(self, work: Work) -> None:
         self._end()
-        self._stretch = Stretch(what, total, unit, tokens, done, done_tokens)
+        self._stretch = Stretch(work)
         self._next = time.monotonic() + self._display.every_s
         self._display.begin(self._stretch)
 
@@ -113,7 +105,7 @@ class Bar:
         if self._task is not None:
             self._bar.remove_task(self._task)
         total = None if stretch.fraction is None else 1.0
-        self._task = self._bar.add_task(stretch.what, total=total, said=self._fitted(stretch))
+        self._task = self._bar.add_task(stretch.work.what, total=total, said=self._fitted(stretch))
 
     def show(self, stretch: Stretch) -> None:
         if self._task is not None:
@@ -122,7 +114,7 @@ class Bar:
 
     def _fitted(self, stretch: Stretch) -> str:
         """The words that there is room for; the bar takes what they leave."""
-        words, room = stretch.words(short=True), self._width - len(stretch.what) - 2
+        words, room = stretch.words(short=True), self._width - len(stretch.work.what) - 2
         while len(words) > 1 and len(_SEPARATOR.join(words)) > room - _LEAST_BAR:
             words.pop()
         said = _SEPARATOR.join(words)
@@ -145,7 +137,7 @@ class Lines:
         pass
 
     def show(self, stretch: Stretch) -> None:
-        self.note(f"{stretch.what}: {', '.join(stretch.words())}")
+        self.note(f"{stretch.work.what}: {', '.join(stretch.words())}")
 
     def note(self, text: str) -> None:
         click.echo(text, err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from ..progress import Work
 from .tables import size
 
 
@@ -12,16 +13,10 @@ from .tables import size
 class Stretch:
     """Counts of one stretch, and what they mean in words.
 
-    total, tokens_total: what there is to do, None where nobody knows. count, tokens: done, those of an earlier run among them.
-    written: bytes. done_before, tokens_before: what an earlier run did; it says nothing about speed.
+    count, tokens: done, those of an earlier run among them, which say nothing about speed. written: bytes.
     """
 
-    what: str
-    total: int | None
-    unit: str
-    tokens_total: int | None = None
-    done_before: int = 0
-    tokens_before: int = 0
+    work: Work
     written: int = 0
     rejected: int = 0
     count: int = field(init=False)
@@ -29,7 +24,7 @@ class Stretch:
     _start: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.count, self.tokens, self._start = self.done_before, self.tokens_before, time.monotonic()
+        self.count, self.tokens, self._start = self.work.done, self.work.done_tokens, time.monotonic()
 
     def add(self, count: int, tokens: int, written: int, rejected: int) -> None:
         self.count += count
@@ -44,7 +39,7 @@ class Stretch:
 
     @property
     def seconds_left(self) -> float | None:
-        now, before = self.fraction, self._share(self.done_before, self.tokens_before)
+        now, before = self.fraction, self._share(self.work.done, self.work.done_tokens)
         if now is None or before is None or now <= before:
             return None
         return self._seconds * max(1 - now, 0) / (now - before)
@@ -54,20 +49,20 @@ class Stretch:
 
         short: as little text as tells it, for a place beside a bar.
         """
-        left, tokens = self.seconds_left, self.tokens - self.tokens_before
+        left, tokens = self.seconds_left, self.tokens - self.work.done_tokens
         of, written = ("/", "") if short else (" of ", " written")
-        total = "" if self.total is None else f"{of}{self.total:,}"
-        said = [f"{self.count:,}{total} {self.unit}"]
+        total = "" if self.work.total is None else f"{of}{self.work.total:,}"
+        said = [f"{self.count:,}{total} {self.work.unit}"]
         said += [f"{self.rejected:,} rejected"] if self.rejected else []
-        said += [f"{duration(left)} left"] if left is not None and self.count != self.total else []
+        said += [f"{duration(left)} left"] if left is not None and self.count != self.work.total else []
         said += [f"{tokens / self._seconds:,.0f} tokens/s"] if tokens else []
         said += [f"{size(self.written)}{written}"] if self.written else []
         return said
 
     def _share(self, count: int, tokens: int) -> float | None:
-        if self.tokens_total:
-            return tokens / self.tokens_total
-        return count / self.total if self.total else None
+        if self.work.tokens:
+            return tokens / self.work.tokens
+        return count / self.work.total if self.work.total else None
 
     @property
     def _seconds(self) -> float:

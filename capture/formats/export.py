@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..progress import Progress, Silent
+from ..progress import Progress, Silent, Work
 from .captured import Captured
 from .destination import destination, require_ours, write_record, write_samples
 from .errors import FormatError
@@ -72,7 +72,7 @@ def export_dataset(settings: ExportSettings, progress: Progress | None = None) -
 
 def _write(exporter: Exporter, job: ExportJob, progress: Progress) -> tuple[int, int]:
     lengths = job.selection.lengths
-    progress.started("exporting", len(job), tokens=int(lengths.sum()))
+    progress.started(Work("exporting", len(job), tokens=int(lengths.sum())))
     files = before = 0
     for piece in exporter.pieces():
         files += 1

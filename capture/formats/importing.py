@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...models.errors import RunError, UsageError
-from ..progress import Progress, Silent
+from ..progress import Progress, Silent, Work
 from ..store import FORMAT_VERSION, GrowingShardWriter, Manifest, OutputFolder, Shard, differences
 from .captured import Who
 from .claim import Claim, claim_of
@@ -84,7 +84,9 @@ class _Import:
         shards = self._sealed()
         before = len(shards)
         start = _samples_in(shards)
-        self.progress.started("importing", len(self.reader), done=start, done_tokens=sum(shard.R for shard in shards))
+        self.progress.started(
+            Work("importing", len(self.reader), done=start, done_tokens=sum(shard.R for shard in shards))
+        )
         names = sample_names(self.settings.folder, start)
         while start < len(self.reader):
             shards.append(self._shard(len(shards), start, names))

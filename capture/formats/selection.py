@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...models.errors import RunError
-from ..progress import Progress
+from ..progress import Progress, Work
 from .captured import Captured
 
 
@@ -62,7 +62,7 @@ def select(captured: Captured, rule: Rule, progress: Progress) -> Selection:
     Raises:
         RunError: no sample is left.
     """
-    progress.started("reading masks", len(captured))
+    progress.started(Work("reading masks", len(captured)))
     chosen: list[int] = []
     left_out: Counter[str] = Counter()
     counts = np.zeros(0, np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...models.errors import RunError, UsageError
-from ..progress import Progress, Silent
+from ..progress import Progress, Silent, Work
 from ..store import Manifest, OutputFolder, Plan, Reject, Shard
 from .profile import RowProfile, RowScan
 from .reading import Place, chosen, chunks, rows_in
@@ -75,7 +75,7 @@ def survey(path: Path, *, max_rows: int = MAX_ROWS, progress: Progress | None = 
     count = rows_in(places)
     rows, sampled = RowScan(states_of(shards[0]), count), SampledScan(count)
     progress = progress or Silent()
-    progress.started("reading", count, unit="rows")
+    progress.started(Work("reading", count, unit="rows"))
     for chunk in chunks(places):
         rows.add(chunk)
         sampled.add(chunk)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ...models.loading import LoadedModel, load_model
-from ..progress import Progress, Silent
+from ..progress import Progress, Silent, Work
 from ..store import OutputFolder, Plan, Shard
 from .budget import TokenBudget
 from .finishing import Effort, finish
@@ -101,7 +101,7 @@ def _captured(
 def tell_plan(plan: Plan, done: Collection[Shard], progress: Progress) -> None:
     """What there is to do, and what an earlier run did of it."""
     samples = sum(shard.M + len(shard.rejects) for shard in done)
-    progress.started("capturing", plan.M, tokens=plan.R, done=samples, done_tokens=sum(shard.R for shard in done))
+    progress.started(Work("capturing", plan.M, tokens=plan.R, done=samples, done_tokens=sum(shard.R for shard in done)))
     progress.note(
         f"plan: {plan.M:,} samples, {plan.R:,} tokens" + (f", {samples:,} samples done before" if samples else "")
     )

@@ -9,7 +9,7 @@ from typing import Any
 from ...models.errors import RunError, UsageError
 from ..data import Reject as RowReject
 from ..data import RejectGate, Sample, TokeniseOptions, source_identity, tokenise
-from ..progress import Progress
+from ..progress import Progress, Work
 from ..store import OutputFolder, Plan, PlanWriter, Reject, differences
 from .planned_images import processor_of_images
 from .settings import CaptureSettings
@@ -119,7 +119,7 @@ class _Counts:
 
 def told(items: Iterable[Sample | RowReject], progress: Progress) -> Iterator[Sample | RowReject]:
     """Pass `items` on, and tell of a few at a time: told of each, a worker on Ray would send a message for every row."""
-    progress.started("tokenising", unit="rows")
+    progress.started(Work("tokenising", unit="rows"))
     rows = rejected = 0
     for item in items:
         rows, rejected = rows + 1, rejected + isinstance(item, RowReject)

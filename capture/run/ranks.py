@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ...models.errors import RunError
 from ...models.loading import ModelSource
-from ..progress import Progress
+from ..progress import Progress, Work
 
 _CONNECTING = timedelta(minutes=10)
 # While it waits for the others, which may tokenise for hours, a rank looks this often whether one of them failed.
@@ -131,18 +131,9 @@ class _SharedProgress:
         self._ranks, self._store, self._progress = ranks, store, progress
         self._shown: tuple[int, ...] = (0, 0, 0, 0)
 
-    def started(
-        self,
-        what: str,
-        total: int | None = None,
-        *,
-        unit: str = "samples",
-        tokens: int | None = None,
-        done: int = 0,
-        done_tokens: int = 0,
-    ) -> None:
+    def started(self, work: Work) -> None:
         if self._ranks.is_first:
-            self._progress.started(what, total, unit=unit, tokens=tokens, done=done, done_tokens=done_tokens)
+            self._progress.started(work)
 
     def advanced(self, count: int = 0, tokens: int = 0, *, written: int = 0, rejected: int = 0) -> None:
         more = {"count": count, "tokens": tokens, "written": written, "rejected": rejected}

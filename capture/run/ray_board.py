@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 from functools import reduce
 from typing import Any
 
+from ..progress import Work
 from .ray_cluster import require_ray
 from .stopping import Stopping
 
@@ -37,12 +38,12 @@ class Report:
     """What the workers did.
 
     Attributes:
-        started: arguments of `Progress.started`, of stretches begun since the last report.
+        started: what began since the last report.
         done: in all, since the run began.
         notes: lines worth reading since the last report.
     """
 
-    started: list[dict[str, Any]]
+    started: list[Work]
     done: Done
     notes: list[str]
 
@@ -51,7 +52,7 @@ class Board:
     """Kept by one small actor; the run and all workers call it."""
 
     def __init__(self) -> None:
-        self._started: list[dict[str, Any]] = []
+        self._started: list[Work] = []
         self._done: dict[int, Done] = {}
         self._notes: list[str] = []
         self._signal: int | None = None
@@ -80,8 +81,8 @@ class Board:
     def advanced(self, shard: int, more: Done) -> None:
         self._done[shard] = self._done[shard].plus(more)
 
-    def started(self, stretch: dict[str, Any]) -> None:
-        self._started.append(stretch)
+    def started(self, work: Work) -> None:
+        self._started.append(work)
 
     def note(self, text: str) -> None:
         self._notes.append(text)
@@ -94,8 +95,8 @@ class WorkerProgress:
         self._board = board
         self.shard = PREPARING
 
-    def started(self, what: str, total: int | None = None, **options: Any) -> None:
-        self._board.started.remote({"what": what, "total": total, **options})
+    def started(self, work: Work) -> None:
+        self._board.started.remote(work)
 
     def advanced(self, count: int = 0, tokens: int = 0, *, written: int = 0, rejected: int = 0) -> None:
         self._board.advanced.remote(self.shard, Done(count, tokens, written, rejected))

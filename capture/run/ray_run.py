@@ -167,8 +167,8 @@ class _Pool:
         if self._stopping.asked is not None:
             self._board.stop.remote(self._stopping.asked)
         report: Report = self._ray.get(self._board.report.remote())
-        for stretch in report.started:
-            self._progress.started(**stretch)
+        for work in report.started:
+            self._progress.started(work)
         if report.done != self._shown:
             more = report.done.less(self._shown)
             self._progress.advanced(more.count, more.tokens, written=more.written, rejected=more.rejected)

@@ -16,7 +16,7 @@ from ...models.layer_ids import Convention, check_layer_ids
 from ...models.loading import LoadedModel, ModelSource, load_model
 from ..data import TokeniseOptions, Tokeniser, identity_of, source_identity
 from ..data.sources import read_rows
-from ..progress import Progress, Silent
+from ..progress import Progress, Silent, Work
 from ..store import OutputFolder
 from .cached_model import CachedModel, cached_model
 from .dataset_prompts import DatasetPrompts, dataset_prompts
@@ -110,7 +110,7 @@ def generate_dataset(settings: GenerationSettings, progress: Progress | None = N
             if settings.head:
                 folder = OutputFolder(settings.out).head
                 save_head(folder, loaded.model, model.norm_path, trust_remote_code=settings.model.trust_remote_code)
-            progress.started("generating", len(requests), unit="requests")
+            progress.started(Work("generating", len(requests), unit="requests"))
             progress.advanced(rejected=len(found.rejects))
             run.loop(steps, partial(_write, sink, progress), progress=progress).run(requests)
             counts = sink.finish(found.rejects)

@@ -10,7 +10,7 @@ from torch import nn
 from ...hooks import Final
 from ...models.errors import UsageError
 from ...models.layer_ids import Convention
-from ..progress import Progress, Silent
+from ..progress import Progress, Silent, Work
 from .aborts import Aborts
 from .cached_model import cached_model, takes_nothing
 from .generation_request import GenerationRequest
@@ -98,7 +98,7 @@ def generate_with_capture(
             results.append(run.result(request, columns, keep_rows=keep_rows))
 
         progress = progress or Silent()
-        progress.started("generating", len(requests), unit="requests")
+        progress.started(Work("generating", len(requests), unit="requests"))
         run.loop(settings, ended, aborts, progress).run(requests)
         if sink is not None:
             sink.finish()

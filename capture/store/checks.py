@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...models.errors import RunError
-from ..progress import Progress, Silent
+from ..progress import Progress, Silent, Work
 from .assignment import shard_index
 from .columns import ROWS, Column
 from .diskio import tensor_bytes
@@ -55,7 +55,7 @@ def check_folder(
     sealed = folder.sealed_shards()
     findings += _check_cover(folder, plan, sealed)
     findings += [_error(folder.shard_path(index), str(error)) for index, error in sealed.broken.items()]
-    progress.started("checking files", len(sealed.shards), unit="shards")
+    progress.started(Work("checking files", len(sealed.shards), unit="shards"))
     for shard in sealed.shards.values():
         with shard:
             findings += check_shard(shard, plan, checksums=checksums, values=values)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from ...models.head import DESCRIPTION_FILE, Head, HeadError, load_head
 from ...models.loading import LoadedModel, ModelSource
-from ..progress import Progress
+from ..progress import Progress, Work
 from ..store import Finding, OutputFolder, Shard
 from ..store.checks import Severity
 from .chosen import ChosenSample, chosen_places, read_chosen
@@ -67,7 +67,7 @@ def beside_model(
         found = _head_alone(chosen, declarations, head)
         found = replace(found, notes=(f"no sample was compared with a model: {reference.note}", *found.notes))
     else:
-        progress.started("comparing with the model", len(places))
+        progress.started(Work("comparing with the model", len(places)))
         found = _compared(chosen, first, declarations, reference.loaded, head, folder, progress)
     notes = (*found.notes, *_images_note(with_images))
     return replace(found, findings=(*told, *found.findings), notes=notes, same_model=not reference.differences)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...models.errors import RunError
-from ..progress import Progress
+from ..progress import Progress, Work
 from ..store import (
     Finding,
     Manifest,
@@ -33,7 +33,7 @@ def check_structure(folder: OutputFolder, progress: Progress) -> list[Finding]:
 
 def check_values(shards: Collection[Shard], progress: Progress) -> list[Finding]:
     """Rows that are not finite, all zero or repeated."""
-    progress.started("checking values", len(shards), unit="shards")
+    progress.started(Work("checking values", len(shards), unit="shards"))
     findings: list[Finding] = []
     for shard in shards:
         with shard:

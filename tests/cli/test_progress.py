@@ -11,6 +11,7 @@ from rich.console import Console
 from hiddentap.capture.cli import stretch
 from hiddentap.capture.cli.progress import Bar, Lines, Nothing, ShownProgress, shown_progress
 from hiddentap.capture.cli.stretch import Stretch, duration
+from hiddentap.capture.progress import Work
 from support.model_folder import CHATS, write_rows
 from support.terminal import on_a_terminal
 
@@ -36,11 +37,11 @@ def test_a_log_gets_one_line_a_minute_and_one_at_the_end_of_each_stretch(
     clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = ShownProgress(Lines())
-    shown.started("tokenising", unit="rows")
+    shown.started(Work("tokenising", unit="rows"))
     for _ in range(130):
         clock.wait(1)
         shown.advanced(1, rejected=1)
-    shown.started("capturing", 4000, tokens=100_000, done=1000, done_tokens=20_000)
+    shown.started(Work("capturing", 4000, tokens=100_000, done=1000, done_tokens=20_000))
     clock.wait(10)
     shown.advanced(1500, 40_000, written=1_500_000)
     clock.wait(10)
@@ -58,7 +59,7 @@ def test_a_log_gets_one_line_a_minute_and_one_at_the_end_of_each_stretch(
 
 def test_the_time_left_goes_by_tokens_and_leaves_out_what_an_earlier_run_did(clock: Clock) -> None:
     # The shard of short samples is done: 90 of 100 samples, and 10 % of the tokens.
-    work = Stretch("capturing", 100, "samples", 1000, 90, 100)
+    work = Stretch(Work("capturing", 100, tokens=1000, done=90, done_tokens=100))
     assert work.words() == ["90 of 100 samples"]
     clock.wait(20)
     work.add(5, 450, 0, 0)
@@ -67,7 +68,7 @@ def test_the_time_left_goes_by_tokens_and_leaves_out_what_an_earlier_run_did(clo
 
 
 def test_without_tokens_the_time_left_goes_by_samples(clock: Clock) -> None:
-    work = Stretch("checking files", 4, "shards")
+    work = Stretch(Work("checking files", 4, unit="shards"))
     clock.wait(100)
     work.add(1, 0, 0, 0)
     assert work.words() == ["1 of 4 shards", "5 min left"]
@@ -86,7 +87,7 @@ def test_quiet_shows_nothing_and_still_looks_whether_to_stop(capsys: pytest.Capt
         raise RuntimeError("asked to end")
 
     with shown_progress(True, stop) as progress:
-        progress.started("generating", 3)
+        progress.started(Work("generating", 3))
         progress.note("something")
         with pytest.raises(RuntimeError, match="asked to end"):
             progress.advanced(1, 10)
@@ -96,7 +97,7 @@ def test_quiet_shows_nothing_and_still_looks_whether_to_stop(capsys: pytest.Capt
 def test_what_was_done_is_told_even_where_the_work_fails(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
         with shown_progress(False) as progress:
-            progress.started("exporting", 3)
+            progress.started(Work("exporting", 3))
             progress.advanced(1)
             raise OSError("the disk is full")
 
@@ -108,7 +109,7 @@ def test_what_was_done_is_told_even_where_the_work_fails(clock: Clock, capsys: p
 def test_what_is_told_before_any_stretch_counts_for_none() -> None:
     shown = ShownProgress(Nothing())
     shown.advanced(3)
-    shown.started("exporting", 3)
+    shown.started(Work("exporting", 3))
     shown.close()
 
 
@@ -137,7 +138,7 @@ def test_a_terminal_gets_a_bar_with_samples_rejects_speed_and_bytes(
 
 
 def test_a_narrow_terminal_loses_the_last_words_and_no_bar(clock: Clock) -> None:
-    work = Stretch("capturing", 4000, "samples", 100_000)
+    work = Stretch(Work("capturing", 4000, tokens=100_000))
     clock.wait(10)
     work.add(1500, 40_000, 1_500_000, 2)
     said = {columns: Bar(Console(file=io.StringIO(), width=columns))._fitted(work) for columns in (80, 60, 30)}

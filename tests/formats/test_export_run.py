@@ -12,7 +12,7 @@ import torch
 
 from hiddentap.capture.formats import ExportSettings, export_dataset
 from hiddentap.capture.formats import specforge as specforge_module
-from hiddentap.capture.progress import Silent
+from hiddentap.capture.progress import Silent, Work
 from hiddentap.capture.store import FolderLock, FolderLockedError
 from hiddentap.models.errors import UsageError
 from support.layout_readers import containers
@@ -28,8 +28,8 @@ class Recorder(Silent):
         self.done: list[tuple[int, int]] = []
         self.written = 0
 
-    def started(self, what: str, total: int | None = None, **more: object) -> None:
-        self.stretches.append((what, total))
+    def started(self, work: Work) -> None:
+        self.stretches.append((work.what, work.total))
         self.done.clear()
 
     def advanced(self, count: int = 0, tokens: int = 0, *, written: int = 0, rejected: int = 0) -> None:
