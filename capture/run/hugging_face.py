@@ -23,6 +23,7 @@ from ...hooks import (
 from ...models.call import input_device, without_cache
 from ...models.decoder import Decoder, find_decoder
 from ...models.errors import RunError, UsageError
+from ...models.kept_memory import kept_memory
 from ...models.loading import LoadedModel
 from ...models.pipeline import pipeline_group_of
 from ..identity import device_name
@@ -178,12 +179,13 @@ def attached_engine(
 ) -> Iterator[HuggingFaceEngine]:
     """The hooks are on the model inside the block alone."""
     engine = HuggingFaceEngine(attached, collector, store_dtype, tap_names)
-    collector.attach()
-    try:
-        yield engine
-    finally:
-        engine.set_compiled(False)
-        collector.detach()
+    with kept_memory(engine.device):
+        collector.attach()
+        try:
+            yield engine
+        finally:
+            engine.set_compiled(False)
+            collector.detach()
 
 
 @dataclass(frozen=True)

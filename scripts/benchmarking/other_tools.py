@@ -20,6 +20,7 @@ PADDED = "batches of 16 in file order, padded, mask, hooks"
 ONE_BY_ONE = "one by one, all hidden states, cache"
 WITH_LOGITS = "one by one, all hidden states, cache, logits"
 SAVED = "one by one, all hidden states, cache, torch.save of each"
+NAMES = (PADDED, ONE_BY_ONE, WITH_LOGITS, SAVED)
 BATCH = 16
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from hiddentap.capture.run.budget import TokenBudget
 from hiddentap.capture.store import Plan
 
 from . import other_tools
 from .figures import Figure, in_order, ratios
-from .rounds import Contender, Stopwatch, run_rounds, tell
+from .other_process import OtherProcess, other_process
+from .rounds import Contender, run_rounds, tell
 from .samples import DATA_SETS, Samples
 from .setting import SHARDS, Setting
 from .this_project import Hiddentap, write_plan
@@ -44,11 +40,11 @@ class Prepared:
 def speed(setting: Setting) -> list[Figure]:
     """Every contender on each data set that was asked for."""
     ours = Hiddentap(setting.loaded, setting.asked())
-    others = other_tools.load(setting.model, ours.device)
-    return [figure for name in setting.data_sets for figure in _of_data_set(setting, ours, others, name)]
+    with other_process(setting.model, ours.device) as others:
+        return [figure for name in setting.data_sets for figure in _of_data_set(setting, ours, others, name)]
 
 
-def _of_data_set(setting: Setting, ours: Hiddentap, others: Any, name: str) -> list[Figure]:
+def _of_data_set(setting: Setting, ours: Hiddentap, others: OtherProcess, name: str) -> list[Figure]:
     with setting.scratch() as folder:
         prepared = prepare(setting, ours, name, folder)
         own = own_contenders(ours, prepared, folder / "out")
@@ -103,20 +99,6 @@ def _seconds_of_run(ours: Hiddentap, plan: Plan, out: Path, size: int, *, compil
     return ours.run(plan, out, TokenBudget.fixed(size), compiled=compiled).seconds
 
 
-def _other_contenders(setting: Setting, model: Any, samples: Samples, folder: Path) -> list[Contender]:
-    saved = folder / "saved"
-    ids = [torch.from_numpy(ids) for ids in samples.ids]
-    strategies = other_tools.strategies(model, ids, setting.chosen_layers, saved)
-    return [
-        Contender(name, partial(_seconds_of_strategy, model.device, strategy, saved), setting.others_every)
-        for name, strategy in strategies.items()
-    ]
-
-
-def _seconds_of_strategy(device: torch.device, strategy: Callable[[], None], saved: Path) -> float:
-    saved.mkdir()
-    watch = Stopwatch(device)
-    with watch.running():
-        strategy()
-    shutil.rmtree(saved)
-    return watch.seconds
+def _other_contenders(setting: Setting, others: OtherProcess, samples: Samples, folder: Path) -> list[Contender]:
+    about = (samples.ids, setting.chosen_layers, folder / "saved")
+    return [Contender(name, partial(others.seconds, name, *about), setting.others_every) for name in other_tools.NAMES]

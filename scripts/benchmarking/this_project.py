@@ -22,6 +22,7 @@ from hiddentap.capture.run.shard_run import ShardRun
 from hiddentap.capture.store import Manifest, OutputFolder, Plan, PlanWriter
 from hiddentap.hooks import compiled_layers
 from hiddentap.models.call import input_device
+from hiddentap.models.kept_memory import kept_memory
 from hiddentap.models.loading import LoadedModel
 
 from .rounds import Stopwatch, tell
@@ -72,7 +73,8 @@ class Hiddentap:
         """Seconds of the same batches through the model without its lm_head: no taps, no copies, no disk."""
         model: Any = self.attached.decoder.model
         decoder, watch = model.get_decoder(), Stopwatch(self.device)
-        with compiled_layers(self.attached.decoder) if compiled else nullcontext(), watch.running():
+        layers = compiled_layers(self.attached.decoder) if compiled else nullcontext()
+        with kept_memory(self.device), layers, watch.running():
             for batch in batches(plan, batch_tokens):
                 decoder(input_ids=batch.input_ids.to(self.device, non_blocking=True), use_cache=False)
         return watch.seconds

@@ -1,0 +1,68 @@
+"""Memory that a forward on the CPU frees, kept for the next one instead of given back to the system.
+
+glibc gives the top of its heap back whenever a few megabytes of it are free, and asks for every large block anew. The states
+that a layer makes are then freshly mapped pages each time, and the system clears every page first: on a small model that took
+a third of the time of a forward.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+# Of glibc's malloc.h: the names are in its manual, under "Malloc Tunable Parameters".
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_KEPT = {_MMAP_THRESHOLD: 1 << 30, _TRIM_THRESHOLD: 2**31 - 1}
+# How far glibc's own thresholds grow in a process that has freed large blocks.
+_GIVEN_BACK = {_MMAP_THRESHOLD: 32 << 20, _TRIM_THRESHOLD: 64 << 20}
+_ITS_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+
+
+@contextmanager
+def kept_memory(device: torch.device) -> Iterator[None]:
+    """Inside the block this process keeps the memory it frees; what is left of it goes back to the system at the end.
+
+    Of use where forwards run on the CPU, so nothing is done for another device, nor where malloc is not glibc's or has been set
+    up by its own environment variables. Blocks may be nested and may be open in several threads; the last one to end counts.
+    """
+    if device.type != "cpu" or platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _ITS_VARIABLES):
+        yield
+        return
+    with _blocks:
+        yield
+
+
+class _Blocks:
+    """Counts the open blocks: the first sets the thresholds, the last sets them back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._open == 0:
+                _set(_KEPT)
+            self._open += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._open -= 1
+            if self._open == 0:
+                _set(_GIVEN_BACK)
+                ctypes.CDLL(None).malloc_trim(0)
+
+
+def _set(thresholds: dict[int, int]) -> None:
+    libc = ctypes.CDLL(None)
+    for name, value in thresholds.items():
+        libc.mallopt(name, value)
+
+
+_blocks = _Blocks()
