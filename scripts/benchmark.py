@@ -72,6 +72,9 @@ def arguments() -> argparse.Namespace:
         "--attn-implementation", metavar="NAME", help="of hiddentap and the floor (default: as transformers chooses)"
     )
     parser.add_argument(
+        "--dtype", default="auto", help="of hiddentap, the floor and memory (default: as the config says)"
+    )
+    parser.add_argument(
         "--data", choices=DATA_SETS, action="append", help="one data set of the section speed (default: both)"
     )
     parser.add_argument(
@@ -93,6 +96,7 @@ def setting_of(asked: argparse.Namespace) -> Setting:
         seconds=1.0 if asked.quick else asked.seconds,
         others_every=1 if asked.quick else asked.others_every,
         batch_tokens=asked.batch_tokens or (256 if asked.quick else None),
+        dtype=asked.dtype,
         attention=asked.attn_implementation,
         data_sets=tuple(asked.data or DATA_SETS),
         folder=asked.folder,

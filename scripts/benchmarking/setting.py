@@ -23,9 +23,8 @@ class Setting:
     """The model, the layers (0-based), how often and how long, and where the files go.
 
     `seconds`: about the time of one eager run; `others_every`: in which rounds other tools' strategies take part;
-    `batch_tokens`: the budget of positions, None for the one that a run finds. `attention`: the attention implementation of
-    hiddentap's run and of the floor, None for the one that transformers chooses, as the other tools have it. `data_sets`: of the
-    speed section.
+    `batch_tokens`: the budget of positions, None for what a run finds. `dtype`, `attention`: of hiddentap's run and of the
+    floor, ``auto`` and None for what transformers chooses, as the other tools have it. `data_sets`: of the speed section.
     """
 
     model: str
@@ -34,6 +33,7 @@ class Setting:
     seconds: float
     others_every: int
     batch_tokens: int | None
+    dtype: str
     attention: str | None
     data_sets: tuple[str, ...]
     folder: Path
@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def source(self) -> ModelSource:
-        return ModelSource(self.model, attn_implementation=self.attention)
+        return ModelSource(self.model, dtype=self.dtype, attn_implementation=self.attention)
 
     @cached_property
     def loaded(self) -> LoadedModel:
