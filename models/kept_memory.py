@@ -10,11 +10,12 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from .process_setting import ProcessSetting
 
 # Of glibc's malloc.h: the names are in its manual, under "Malloc Tunable Parameters".
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -34,29 +35,17 @@ def kept_memory(device: torch.device) -> Iterator[None]:
     if device.type != "cpu" or platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _ITS_VARIABLES):
         yield
         return
-    with _blocks:
+    with _KEEPING.held():
         yield
 
 
-class _Blocks:
-    """Counts the open blocks: the first sets the thresholds, the last sets them back."""
+def _keep() -> None:
+    _set(_KEPT)
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open = 0
 
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._open == 0:
-                _set(_KEPT)
-            self._open += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._open -= 1
-            if self._open == 0:
-                _set(_GIVEN_BACK)
-                ctypes.CDLL(None).malloc_trim(0)
+def _give_back() -> None:
+    _set(_GIVEN_BACK)
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _set(thresholds: dict[int, int]) -> None:
@@ -65,4 +54,4 @@ def _set(thresholds: dict[int, int]) -> None:
         libc.mallopt(name, value)
 
 
-_blocks = _Blocks()
+_KEEPING = ProcessSetting(_keep, _give_back)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +20,7 @@ from ...hooks import (
     probe,
     require_causal,
 )
+from ...models.blocked_attention import blocked_attention, blocks_are_faster
 from ...models.call import input_device, without_cache
 from ...models.decoder import Decoder, find_decoder
 from ...models.errors import RunError, UsageError
@@ -73,20 +74,27 @@ class HuggingFaceEngine:
     """Taps on a model in this process. The forward ends after the last tap: no lm_head, no cache, no later layer."""
 
     def __init__(
-        self, attached: AttachedModel, collector: Collector, store_dtype: torch.dtype, tap_names: tuple[str, ...]
+        self,
+        attached: AttachedModel,
+        collector: Collector,
+        store_dtype: torch.dtype,
+        tap_names: tuple[str, ...],
+        *,
+        in_blocks: bool = False,
     ) -> None:
         """`tap_names`: what the taps are called where a fault of their rows is told, in slot order."""
         self._collector = collector
         self._attached, self._model = attached, attached.decoder.model
         self._compiled = ExitStack()
         self._arguments = without_cache(self._model)
+        self._in_blocks = in_blocks
         self.device = input_device(self._model)
         self._check = RowCheck.of(attached.taps, store_dtype, tap_names, self.device)
 
     @property
     def made_with(self) -> dict[str, str]:
-        """What a shard says of the device that computed it."""
-        return {"device": device_name(self.device)}
+        """What a shard says of the device that computed it, and of attention that is not the model's own."""
+        return {"device": device_name(self.device), **({"attention": "in blocks"} if self._in_blocks else {})}
 
     def set_compiled(self, compiled: bool) -> None:
         """Run decoder layers compiled one by one, or as they are, from the next forward on."""
@@ -175,11 +183,21 @@ def attach(model: nn.Module, settings: CaptureSettings) -> tuple[AttachedModel, 
 
 @contextmanager
 def attached_engine(
-    attached: AttachedModel, collector: Collector, store_dtype: torch.dtype, tap_names: tuple[str, ...]
+    attached: AttachedModel,
+    collector: Collector,
+    store_dtype: torch.dtype,
+    tap_names: tuple[str, ...],
+    *,
+    own_attention: bool,
 ) -> Iterator[HuggingFaceEngine]:
-    """The hooks are on the model inside the block alone."""
-    engine = HuggingFaceEngine(attached, collector, store_dtype, tap_names)
-    with kept_memory(engine.device):
+    """The hooks are on the model inside the block alone.
+
+    own_attention: whether the model's attention stays as it is, or gives way to blocks where these are faster.
+    """
+    device = input_device(attached.decoder.model)
+    in_blocks = not own_attention and blocks_are_faster(device, attached.dtype)
+    engine = HuggingFaceEngine(attached, collector, store_dtype, tap_names, in_blocks=in_blocks)
+    with kept_memory(device), blocked_attention() if in_blocks else nullcontext():
         collector.attach()
         try:
             yield engine
@@ -199,5 +217,7 @@ class HuggingFaceBackend:
 
     def engine(self, store_dtype: torch.dtype, longest: int) -> AbstractContextManager[HuggingFaceEngine]:  # noqa: ARG002
         """The engine, for samples of any length; its hooks are on the model inside the block alone."""
-        tap_names = self.settings.tap_names(self.attached.taps)
-        return attached_engine(self.attached, self.collector, store_dtype, tap_names)
+        settings, attached = self.settings, self.attached
+        own = settings.exact or settings.tp > 1 or settings.model.attn_implementation is not None
+        tap_names = settings.tap_names(attached.taps)
+        return attached_engine(attached, self.collector, store_dtype, tap_names, own_attention=own)

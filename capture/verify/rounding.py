@@ -14,7 +14,7 @@ from torch import Tensor
 
 FACTOR = 1.25
 QUANTILES = (0.5, 0.99)
-# How far a quantile of a few rows may be off its true place: standard errors of its rank.
+# How far the quantiles of a few rows may be off their true places: standard errors of the rank of each.
 STANDARD_ERRORS = 3.0
 # A row that is half its length away from the truth, while rounding moves no row of the sample a quarter as far.
 LOST = 0.5
@@ -25,20 +25,19 @@ NARROWED_LIMIT = 1e-3
 
 
 def exceeds_rounding(stored: Tensor, single: Tensor) -> str | None:
-    """What is too far, in words, of row errors (R,) of stored rows and of a single forward, both against float32."""
+    """What is too far, in words, of row errors (R,) of stored rows and of a single forward, both against float32.
+
+    The two round independently, so both quantiles are those of a few draws, and what could be chance is no fault. Quantiles
+    are errors of some row: between a number and infinity there is nothing to interpolate.
+    """
     for quantile in QUANTILES:
         slack = STANDARD_ERRORS * math.sqrt(quantile * (1 - quantile) / len(single))
-        found = float(_quantile(stored, quantile))
-        allowed = FACTOR * float(_quantile(single, min(1.0, quantile + slack)))
+        found = float(stored.quantile(max(0.0, quantile - slack), interpolation="lower"))
+        allowed = FACTOR * float(single.quantile(min(1.0, quantile + slack), interpolation="higher"))
         if found > allowed:
             name = "median" if quantile == 0.5 else f"{quantile:.0%} quantile"
             return f"the {name} of its row errors against float32 is {found:.2g}, rounding explains {allowed:.2g}"
     return None
-
-
-def _quantile(errors: Tensor, quantile: float) -> Tensor:
-    # No interpolation: between a number and infinity there is none.
-    return errors.quantile(quantile, interpolation="higher")
 
 
 def lost_rows(stored: Tensor, single: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from hiddentap.capture.run.pace import Pace
 from hiddentap.capture.run.shard_run import ShardRun
 from hiddentap.capture.store import Manifest, OutputFolder, Plan, PlanWriter
 from hiddentap.hooks import compiled_layers
+from hiddentap.models.blocked_attention import blocked_attention, blocks_are_faster
 from hiddentap.models.call import input_device
 from hiddentap.models.kept_memory import kept_memory
 from hiddentap.models.loading import LoadedModel
@@ -44,6 +45,8 @@ class Hiddentap:
         self.attached, self._collector = attach(loaded.model, asked)
         self.device = input_device(loaded.model)
         self.columns = self.attached.columns(self.attached.dtype)
+        self._own_attention = asked.model.attn_implementation is not None
+        self._in_blocks = not self._own_attention and blocks_are_faster(self.device, self.attached.dtype)
 
     def run(self, plan: Plan, out: Path, budget: TokenBudget, *, compiled: bool) -> Run:
         """Token ids on disk -> sealed shards on disk and a manifest; `out` is empty or new, and gone afterwards."""
@@ -51,7 +54,9 @@ class Hiddentap:
         folder = OutputFolder(out)
         with (
             folder.lock(),
-            attached_engine(attached, self._collector, attached.dtype, attached.taps.names) as engine,
+            attached_engine(
+                attached, self._collector, attached.dtype, attached.taps.names, own_attention=self._own_attention
+            ) as engine,
         ):
             pace = Pace(engine, budget, "on" if compiled else "off", plan.R, tell)
             with watch.running():
@@ -73,8 +78,9 @@ class Hiddentap:
         """Seconds of the same batches through the model without its lm_head: no taps, no copies, no disk."""
         model: Any = self.attached.decoder.model
         decoder, watch = model.get_decoder(), Stopwatch(self.device)
+        attention = blocked_attention() if self._in_blocks else nullcontext()
         layers = compiled_layers(self.attached.decoder) if compiled else nullcontext()
-        with kept_memory(self.device), layers, watch.running():
+        with kept_memory(self.device), attention, layers, watch.running():
             for batch in batches(plan, batch_tokens):
                 decoder(input_ids=batch.input_ids.to(self.device, non_blocking=True), use_cache=False)
         return watch.seconds
