@@ -99,7 +99,11 @@ def compute_options(function: Command) -> Command:
         ),
         click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, ..."),
         click.option("--device-map", metavar="MAP", help="Spread the model over devices, such as auto (needs accelerate)."),
-        click.option("--attn-implementation", metavar="NAME", help="eager, sdpa, flash_attention_2, ..."),
+        click.option(
+            "--attn-implementation",
+            metavar="NAME",
+            help="eager, sdpa, flash_attention_2, ... (default: as transformers chooses, or faster blocks on some CPUs)",
+        ),
     )  # fmt: skip
 
 
