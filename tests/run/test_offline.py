@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,27 @@ def test_a_batched_run_stores_them_within_rounding(llama: Path, data: Path, tmp_
     capture_dataset(settings(llama, data, tmp_path / "out", batch_tokens=512))
     model = AutoModelForCausalLM.from_pretrained(llama).eval()
     assert_rows_are_those_of_plain_forwards(tmp_path / "out", model, model.model.norm, exact=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "in_blocks"),
+    [({"batch_tokens": 512}, True), ({"exact": True}, False), ({"batch_tokens": 512, "attention": "sdpa"}, False)],
+    ids=["batched", "exact", "a named attention"],
+)
+def test_attention_goes_in_blocks_where_that_is_faster_and_the_header_says_so(
+    asked: dict[str, object], in_blocks: bool, llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In float32 blocks are no faster, but as near to a plain forward as any batch.
+    monkeypatch.setattr("hiddentap.capture.run.hugging_face.blocks_are_faster", lambda *_: True)
+    source = ModelSource(str(llama), attn_implementation=asked.pop("attention", None))
+    capture_dataset(replace(settings(llama, data, tmp_path / "out", **asked), model=source))
+    model = AutoModelForCausalLM.from_pretrained(llama).eval()
+    exact = asked.get("exact", False)
+    assert_rows_are_those_of_plain_forwards(tmp_path / "out", model, model.model.norm, exact=exact)
+    (shard,) = (tmp_path / "out/shards").glob("*.safetensors")
+    with safe_open(shard, "pt") as file:
+        made_with = json.loads(file.metadata()["hiddentap"])["metadata"]["made_with"]
+    assert (made_with.get("attention") == "in blocks") is in_blocks
 
 
 @pytest.mark.parametrize("name", [name for name in tiny.CONFIGS if name != "llama"])
