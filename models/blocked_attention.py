@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -29,16 +28,14 @@ def blocks_are_faster(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype is torch.bfloat16 and measured
 
 
-@contextmanager
-def blocked_attention() -> Iterator[None]:
+def blocked_attention() -> AbstractContextManager[None]:
     """Inside the block, what transformers calls SDPA goes by `attention_in_blocks` where it is plain causal self-attention.
 
     That is for every model of this process and holds until the last of several open blocks ends. Whatever is longer
     than `LONGEST`, has a mask, a bias, a cache or dropout, needs gradients, looks both ways or is on another device is left to
     torch's kernel.
     """
-    with _IN_BLOCKS.held():
-        yield
+    return _IN_BLOCKS.held()
 
 
 def _forward(

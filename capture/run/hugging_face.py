@@ -182,6 +182,18 @@ def attach(model: nn.Module, settings: CaptureSettings) -> tuple[AttachedModel, 
 
 
 @contextmanager
+def fast_forwards(attached: AttachedModel, *, own_attention: bool) -> Iterator[bool]:
+    """Forwards inside the block are as fast as a run makes them; yields whether attention goes in blocks.
+
+    own_attention: whether the model's attention stays as it is, or gives way to blocks where these are faster.
+    """
+    device = input_device(attached.decoder.model)
+    in_blocks = not own_attention and blocks_are_faster(device, attached.dtype)
+    with kept_memory(device), blocked_attention() if in_blocks else nullcontext():
+        yield in_blocks
+
+
+@contextmanager
 def attached_engine(
     attached: AttachedModel,
     collector: Collector,
@@ -190,14 +202,9 @@ def attached_engine(
     *,
     own_attention: bool,
 ) -> Iterator[HuggingFaceEngine]:
-    """The hooks are on the model inside the block alone.
-
-    own_attention: whether the model's attention stays as it is, or gives way to blocks where these are faster.
-    """
-    device = input_device(attached.decoder.model)
-    in_blocks = not own_attention and blocks_are_faster(device, attached.dtype)
-    engine = HuggingFaceEngine(attached, collector, store_dtype, tap_names, in_blocks=in_blocks)
-    with kept_memory(device), blocked_attention() if in_blocks else nullcontext():
+    """The hooks are on the model inside the block alone; own_attention: see `fast_forwards`."""
+    with fast_forwards(attached, own_attention=own_attention) as in_blocks:
+        engine = HuggingFaceEngine(attached, collector, store_dtype, tap_names, in_blocks=in_blocks)
         collector.attach()
         try:
             yield engine

@@ -115,10 +115,6 @@ class Shard:
         """First row and the one after the last of the sample at `position`; IndexError outside 0..M-1."""
         return self._range(self.row_offsets, position)
 
-    def column_range(self, column: Column, position: int) -> tuple[int, int]:
-        """`row_range` in the entries of `column`, whatever its axis."""
-        return self._range(self.row_offsets if column.axis == ROWS else self.mask_offsets, position)
-
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Entries start..stop of a column: (stop-start, *shape), in memory of its own."""
         placed = self._placed.get(name)

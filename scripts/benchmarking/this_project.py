@@ -16,14 +16,12 @@ from hiddentap.capture.progress import Silent
 from hiddentap.capture.run import CaptureSettings
 from hiddentap.capture.run.batches import TokenBatch, batch_end, token_batch
 from hiddentap.capture.run.budget import TokenBudget
-from hiddentap.capture.run.hugging_face import attach, attached_engine
+from hiddentap.capture.run.hugging_face import attach, attached_engine, fast_forwards
 from hiddentap.capture.run.pace import Pace
 from hiddentap.capture.run.shard_run import ShardRun
 from hiddentap.capture.store import Manifest, OutputFolder, Plan, PlanWriter
 from hiddentap.hooks import compiled_layers
-from hiddentap.models.blocked_attention import blocked_attention, blocks_are_faster
 from hiddentap.models.call import input_device
-from hiddentap.models.kept_memory import kept_memory
 from hiddentap.models.loading import LoadedModel
 
 from .rounds import Stopwatch, tell
@@ -46,7 +44,6 @@ class Hiddentap:
         self.device = input_device(loaded.model)
         self.columns = self.attached.columns(self.attached.dtype)
         self._own_attention = asked.model.attn_implementation is not None
-        self._in_blocks = not self._own_attention and blocks_are_faster(self.device, self.attached.dtype)
 
     def run(self, plan: Plan, out: Path, budget: TokenBudget, *, compiled: bool) -> Run:
         """Token ids on disk -> sealed shards on disk and a manifest; `out` is empty or new, and gone afterwards."""
@@ -69,18 +66,13 @@ class Hiddentap:
         shutil.rmtree(out)
         return Run(watch.seconds, pace.batch_tokens)
 
-    def settled_budget(self, plan: Plan, out: Path, *, compiled: bool) -> Run:
-        """A run that tries out sizes, as the first one on a machine does."""
-        return self.run(plan, out, TokenBudget.probing(self.device), compiled=compiled)
-
     @torch.inference_mode()
     def bare_forwards(self, plan: Plan, batch_tokens: int, *, compiled: bool) -> float:
         """Seconds of the same batches through the model without its lm_head: no taps, no copies, no disk."""
         model: Any = self.attached.decoder.model
         decoder, watch = model.get_decoder(), Stopwatch(self.device)
-        attention = blocked_attention() if self._in_blocks else nullcontext()
         layers = compiled_layers(self.attached.decoder) if compiled else nullcontext()
-        with kept_memory(self.device), attention, layers, watch.running():
+        with fast_forwards(self.attached, own_attention=self._own_attention), layers, watch.running():
             for batch in batches(plan, batch_tokens):
                 decoder(input_ids=batch.input_ids.to(self.device, non_blocking=True), use_cache=False)
         return watch.seconds

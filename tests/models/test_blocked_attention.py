@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hiddentap.models.blocked_attention import BLOCK, LONGEST, attention_in_blocks, blocked_attention, blocks_are_faster
+from support import tiny
 
 
 def random_states(B: int, S: int, heads: int, groups: int, D: int, E: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -90,16 +91,8 @@ def never(*_: object) -> None:
 
 
 def test_models_have_it_inside_the_outermost_block_alone() -> None:
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=50,
-    )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-    ids = torch.arange(2 * 200).reshape(2, 200) % 50
+    model = AutoModelForCausalLM.from_config(tiny.llama_config(), attn_implementation="sdpa").eval()
+    ids = tiny.token_ids(2, 200)
     with torch.no_grad():
         before = model(ids).logits
         with blocked_attention():

@@ -1,5 +1,6 @@
 """The budget of positions, learnt on the first batches."""
 
+import pytest
 import torch
 
 from hiddentap.capture.run.budget import TokenBudget
@@ -16,18 +17,10 @@ def test_each_size_is_tried_three_times_and_the_fastest_stays() -> None:
     assert (sorted(tried), budget.chosen, budget.next()) == ([100] * 3 + [200] * 3 + [400] * 3, 200, 200)
 
 
-def test_one_slow_batch_does_not_decide() -> None:
+@pytest.mark.parametrize("tries", [(1.0, 50.0, 1.0), (50.0, 1.0, 50.0)], ids=["one of three", "two of three"])
+def test_slow_batches_do_not_decide(tries: tuple[float, ...]) -> None:
     budget = TokenBudget((100, 200))
-    for seconds in (1.0, 50.0, 1.0):
-        budget.observe(100, 100, 100, seconds)
-    for _ in range(3):
-        budget.observe(200, 200, 200, 4.0)
-    assert budget.chosen == 100
-
-
-def test_even_two_slow_batches_of_three_do_not_decide() -> None:
-    budget = TokenBudget((100, 200))
-    for seconds in (50.0, 1.0, 50.0):
+    for seconds in tries:
         budget.observe(100, 100, 100, seconds)
     for _ in range(3):
         budget.observe(200, 200, 200, 4.0)
