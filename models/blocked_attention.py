@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .process_setting import ProcessSetting
 
@@ -21,11 +22,12 @@ def blocks_are_faster(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether attention goes faster by `attention_in_blocks` than by torch's kernel, for samples of up to `LONGEST` tokens.
 
     It does in bfloat16 on a CPU that multiplies bfloat16 by AVX-512 instructions. In float32 the two are alike, and on a CPU
-    with AMX they were not compared.
+    with AMX they were not compared. Whoever registered an attention of his own under the name ``sdpa`` keeps it.
     """
     cpu = torch.cpu
     measured = cpu._is_avx512_bf16_supported() and not cpu._is_amx_tile_supported()
-    return device.type == "cpu" and dtype is torch.bfloat16 and measured
+    ours_to_replace = ALL_ATTENTION_FUNCTIONS["sdpa"] in (sdpa_attention_forward, _forward)
+    return device.type == "cpu" and dtype is torch.bfloat16 and measured and ours_to_replace
 
 
 def blocked_attention() -> AbstractContextManager[None]:

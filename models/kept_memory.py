@@ -19,9 +19,9 @@ from .process_setting import ProcessSetting
 
 # Of glibc's malloc.h: the names are in its manual, under "Malloc Tunable Parameters".
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_KEPT = {_MMAP_THRESHOLD: 1 << 30, _TRIM_THRESHOLD: 2**31 - 1}
-# How far glibc's own thresholds grow in a process that has freed large blocks.
-_GIVEN_BACK = {_MMAP_THRESHOLD: 32 << 20, _TRIM_THRESHOLD: 64 << 20}
+_LARGEST_KEPT, _ALL_FREE = 1 << 30, 2**31 - 1
+# How far glibc's own thresholds grow in a process that has freed large blocks, and how far older versions let them be set.
+_MMAP_LIMIT, _TRIM_LIMIT = 32 << 20, 64 << 20
 _ITS_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 
@@ -40,18 +40,17 @@ def kept_memory(device: torch.device) -> Iterator[None]:
 
 
 def _keep() -> None:
-    _set(_KEPT)
+    libc = ctypes.CDLL(None)
+    if not libc.mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT):
+        libc.mallopt(_MMAP_THRESHOLD, _MMAP_LIMIT)
+    libc.mallopt(_TRIM_THRESHOLD, _ALL_FREE)
 
 
 def _give_back() -> None:
-    _set(_GIVEN_BACK)
-    ctypes.CDLL(None).malloc_trim(0)
-
-
-def _set(thresholds: dict[int, int]) -> None:
     libc = ctypes.CDLL(None)
-    for name, value in thresholds.items():
-        libc.mallopt(name, value)
+    libc.mallopt(_MMAP_THRESHOLD, _MMAP_LIMIT)
+    libc.mallopt(_TRIM_THRESHOLD, _TRIM_LIMIT)
+    libc.malloc_trim(0)
 
 
 _KEEPING = ProcessSetting(_keep, _give_back)

@@ -201,4 +201,12 @@ def remember(
 
 
 def _speed_key(settings: CaptureSettings, loaded: LoadedModel, attached: AttachedModel, device: torch.device) -> str:
-    return speed_key(loaded.config_hash, attached.taps.names, attached.dtype, device, settings.tp)
+    return speed_key(
+        loaded.config_hash,
+        attached.taps.names,
+        attached.dtype,
+        device,
+        tp=settings.tp,
+        attention=settings.model.attn_implementation,
+        top_logits=settings.top_logits,
+    )

@@ -65,8 +65,17 @@ class Speeds:
         return entries if isinstance(entries, dict) else {}
 
 
-def speed_key(config_sha256: str, taps: tuple[str, ...], dtype: torch.dtype, device: torch.device, tp: int = 1) -> str:
-    """What a speed depends on."""
+def speed_key(
+    config_sha256: str,
+    taps: tuple[str, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    tp: int = 1,
+    attention: str | None = None,
+    top_logits: int = 0,
+) -> str:
+    """What a speed depends on; attention: the implementation that was named, None where nobody named one."""
     name = (
         platform.machine()
         if device.type == "cpu"
@@ -76,4 +85,5 @@ def speed_key(config_sha256: str, taps: tuple[str, ...], dtype: torch.dtype, dev
     )
     threads = torch.get_num_threads() if device.type == "cpu" else 0
     split = "" if tp == 1 else f" tp {tp}"
-    return f"{config_sha256[:16]} {taps[-1]} {dtype} {name} {threads} torch {torch.__version__}{split}"
+    more = (f" attention {attention}" if attention else "") + (f" top {top_logits}" if top_logits else "")
+    return f"{config_sha256[:16]} {taps[-1]} {dtype} {name} {threads} torch {torch.__version__}{split}{more}"

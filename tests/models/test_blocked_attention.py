@@ -105,6 +105,24 @@ def test_models_have_it_inside_the_outermost_block_alone() -> None:
     torch.testing.assert_close(inside, before, rtol=0, atol=1e-5)
 
 
-def test_only_bfloat16_on_the_cpu_is_faster_so() -> None:
-    assert not blocks_are_faster(torch.device("cpu"), torch.float32)
+@pytest.fixture
+def measured_cpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A CPU of the kind on which blocks were measured to be faster."""
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
+    return torch.device("cpu")
+
+
+def test_only_bfloat16_on_the_cpu_is_faster_so(measured_cpu: torch.device) -> None:
+    assert blocks_are_faster(measured_cpu, torch.bfloat16)
+    with blocked_attention():
+        assert blocks_are_faster(measured_cpu, torch.bfloat16)
+    assert not blocks_are_faster(measured_cpu, torch.float32)
     assert not blocks_are_faster(torch.device("cuda"), torch.bfloat16)
+
+
+def test_an_attention_that_somebody_registered_as_sdpa_is_kept(
+    measured_cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", never)
+    assert not blocks_are_faster(measured_cpu, torch.bfloat16)

@@ -34,6 +34,7 @@ resident = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesiz
 found += [faults(), resident]
 print(*found)
 """
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 ROUND_PAGES = 40 * (4 << 20) // 4096
 
 
@@ -56,6 +57,25 @@ def test_freed_memory_comes_back_without_faults_inside_the_block_and_goes_to_the
 def test_who_has_set_up_malloc_keeps_that() -> None:
     before, inside, *_ = measured(MALLOC_MMAP_THRESHOLD_="65536")
     assert inside > before // 2 > ROUND_PAGES // 3
+
+
+def test_a_malloc_that_refuses_large_blocks_keeps_those_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: dict[int, int] = {}
+
+    class OlderLibc:
+        def mallopt(self, name: int, value: int) -> int:
+            allowed = name != M_MMAP_THRESHOLD or value <= 32 << 20
+            set_to.update({name: value} if allowed else {})
+            return int(allowed)
+
+        def malloc_trim(self, _: int) -> None:
+            pass
+
+    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("hiddentap.models.kept_memory.ctypes.CDLL", lambda _: OlderLibc())
+    with kept_memory(torch.device("cpu")):
+        assert set_to == {M_MMAP_THRESHOLD: 32 << 20, M_TRIM_THRESHOLD: 2**31 - 1}
 
 
 def test_an_error_inside_the_block_ends_it_as_well() -> None:

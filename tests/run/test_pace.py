@@ -1,5 +1,6 @@
 """Batch sizes and compiled layers, decided by what was measured."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hiddentap.capture.run import pace as pace_module
 from hiddentap.capture.run.batches import TokenBatch
 from hiddentap.capture.run.budget import TokenBudget
 from hiddentap.capture.run.pace import Pace
-from hiddentap.capture.run.speeds import Speed, Speeds
+from hiddentap.capture.run.speeds import Speed, Speeds, speed_key
 from hiddentap.hooks import RealPositions
 
 SIZES = (8, 16)
@@ -128,3 +129,10 @@ def test_speeds_are_remembered_by_key_and_a_damaged_file_is_as_none(tmp_path: Pa
     assert speeds.read("b") == Speed(4096, 0.002, 0.001, 2048, 25.0)
     speeds.path.write_text("{half")
     assert speeds.read("a") is None
+
+
+def test_runs_that_compute_otherwise_remember_apart() -> None:
+    key = partial(speed_key, "0" * 64, ("layer 1",), torch.bfloat16, torch.device("cpu"))
+    ways = [{}, {"tp": 2}, {"attention": "sdpa"}, {"attention": "eager"}, {"top_logits": 8}]
+    assert len({key(**way) for way in ways}) == len(ways)
+    assert key() == key(tp=1, attention=None, top_logits=0)
