@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from ...models.errors import UsageError
+from ...models.errors import RunError, UsageError
 from .columns import ROWS, SAMPLING_MASK, Column
 from .diskio import array_bytes, read_all
 from .errors import ShardError
@@ -165,7 +165,9 @@ class Shard:
             try:
                 self._fd = os.open(self.path, os.O_RDONLY)
             except OSError as error:
-                raise ShardError(f"{self.path}: cannot be opened ({error.strerror}).") from error
+                # A file that is there may be whole: only a ShardError says that it is not.
+                kind = ShardError if isinstance(error, FileNotFoundError) else RunError
+                raise kind(f"{self.path}: cannot be opened ({error.strerror}).") from error
         return self._fd
 
     def _place(self, column: Column) -> _Placed:

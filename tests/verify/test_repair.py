@@ -1,5 +1,6 @@
 """Bad shards are taken out, and the capture that made the folder makes exactly these again."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import torch
 
 from hiddentap.capture.store import FolderLockedError, OutputFolder
 from hiddentap.capture.verify import verify
-from hiddentap.models.errors import UsageError
+from hiddentap.models.errors import RunError, UsageError
 from support.captured import captured
 from support.damage import Columns, flip_bit, rewrite
 from support.model_folder import llama_folder
@@ -137,3 +138,24 @@ def test_a_folder_that_is_being_written_is_not_repaired(out: Path) -> None:
     with OutputFolder(out).lock(), pytest.raises(FolderLockedError, match="is being written by process"):
         verify(out, repair=True)
     assert (out / "shards" / SECOND).exists()
+
+
+@pytest.mark.parametrize("again", ["capture", "repair"])
+def test_a_shard_that_cannot_be_opened_for_now_ends_the_work_and_stays(
+    again: str, llama: Path, good: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in (out / "shards").iterdir()}
+    plain_open = os.open
+
+    def failing(path: Path | str, *args: object, **more: object) -> int:
+        if Path(path).name == SECOND:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return plain_open(path, *args, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", failing)
+        with pytest.raises(RunError, match=f"{SECOND}: cannot be opened .Input/output error"):
+            recapture(llama, good, out) if again == "capture" else verify(out, repair=True)
+    assert {path.name: path.read_bytes() for path in (out / "shards").iterdir()} == before
+    recapture(llama, good, out)
+    assert {path.name: path.read_bytes() for path in (out / "shards").iterdir()} == before
