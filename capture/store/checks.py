@@ -193,6 +193,7 @@ def _odd_values(shard: Shard, column: Column) -> list[Finding]:
         repeated[stop - len(joined) + 1 : stop] = _equal_neighbours(joined)
         start, previous = stop, rows_TKH[-1:]
     repeated[shard.row_offsets[:-1]] = False
+    odd["all-zero rows"][:, _slots_of_embeddings(shard, column)] = False
     findings = [
         _error(shard.path, f"{what} in {where} at slot {slot}", who, column.name)
         for what, mask_RK in odd.items()
@@ -204,6 +205,12 @@ def _odd_values(shard: Shard, column: Column) -> list[Finding]:
     return findings + [
         Finding(str(shard.path), who, column.name, f"{what} {where}", "warning") for who, where in repeats
     ]
+
+
+def _slots_of_embeddings(shard: Shard, column: Column) -> list[int]:
+    """Slots of `column` that hold boundary 0, where a padding id has a row of zeros and a run lets it be."""
+    boundaries = shard.metadata.get("taps", {}).get("boundaries", ())
+    return [slot for slot, boundary in enumerate(boundaries) if boundary == 0 and column.name == "aux_hidden_states"]
 
 
 def _equal_neighbours(rows_TKH: torch.Tensor) -> NDArray[np.bool_]:

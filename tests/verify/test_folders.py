@@ -12,9 +12,10 @@ from hiddentap import ModelSource
 from hiddentap.capture.store import GrowingShardWriter, Manifest, OutputFolder, capture_columns, generation_columns
 from hiddentap.capture.verify import verify
 from hiddentap.models.errors import UsageError
+from support import tiny
 from support.captured import LAYERS, captured, plain_states
-from support.damage import rewrite
-from support.model_folder import llama_folder
+from support.damage import Columns, rewrite
+from support.model_folder import VOCAB, llama_folder, model_folder, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,24 @@ def test_a_model_that_cannot_be_loaded_is_wrong_use_where_it_was_named(good: Pat
 def test_no_samples_load_no_model(good: Path, tmp_path: Path) -> None:
     report = verify(good, model=tmp_path / "nowhere", samples=0)
     assert (report.ok, report.compared, report.notes) == (True, 0, ("no sample was compared with a model",))
+
+
+def test_a_padding_id_among_the_tokens_has_a_row_of_zeros_at_the_embeddings_alone(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model", tiny.build_llama(vocab_size=VOCAB, pad_token_id=40))
+    rows = write_rows(tmp_path / "rows.jsonl", [{"id": "s0", "input_ids": [72, 73, 40, 74, 75]}])
+    out = captured(model, tmp_path / "out", data=rows, layer_ids=(0, 2), convention="boundary", exact=True)
+    report = verify(out)
+    assert report.ok, str(report)
+
+    def put_zeros(columns: Columns) -> None:
+        assert not columns["aux_hidden_states"][2, 0].any()
+        columns["aux_hidden_states"][1, 1] = 0
+
+    rewrite(out, put_zeros, sample="s0")
+    found = [finding.what for finding in verify(out).findings]
+    assert [what for what in found if "zero" in what] == [
+        "all-zero rows in 1 of its tokens, first at token 1 at slot 1"
+    ]
 
 
 def test_a_shard_of_another_run_is_found(out: Path) -> None:
