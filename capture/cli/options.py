@@ -102,7 +102,7 @@ def compute_options(function: Command) -> Command:
         click.option(
             "--attn-implementation",
             metavar="NAME",
-            help="eager, sdpa, flash_attention_2, ... (default: as transformers chooses, or faster blocks on some CPUs)",
+            help="eager, sdpa, flash_attention_2, ... (default: as transformers chooses; capture: maybe faster blocks on a CPU)",
         ),
     )  # fmt: skip
 
