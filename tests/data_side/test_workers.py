@@ -90,8 +90,11 @@ def test_leaving_the_iteration_ends_the_workers(options: TokeniseOptions, rows: 
     assert multiprocessing.active_children() == []
 
 
+# Tests that a shell started in the background inherit that SIGINT is ignored; a person's run does not.
 SCRIPT = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from hiddentap.capture.data import TokeniseOptions, tokenise
 if __name__ == "__main__":
     items = tokenise([sys.argv[1]] * 1000, TokeniseOptions(tokenizer=sys.argv[2]), workers=2)
