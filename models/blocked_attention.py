@@ -21,11 +21,11 @@ BLOCK, LONGEST = 64, 768
 def blocks_are_faster(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether attention goes faster by `attention_in_blocks` than by torch's kernel, for samples of up to `LONGEST` tokens.
 
-    It does in bfloat16 on a CPU that multiplies bfloat16 by AVX-512 instructions. In float32 the two are alike, and on a CPU
-    with AMX they were not compared. Whoever registered an attention of his own under the name ``sdpa`` keeps it.
+    It does in bfloat16 on CPUs with AVX-512, whether or not they have its instructions for bfloat16. On a CPU with AMX, and in
+    float32 on all kinds, they were not compared. Whoever registered an attention of his own under the name ``sdpa`` keeps it.
     """
     cpu = torch.cpu
-    measured = cpu._is_avx512_bf16_supported() and not cpu._is_amx_tile_supported()
+    measured = cpu._is_avx512_supported() and not cpu._is_amx_tile_supported()
     ours_to_replace = ALL_ATTENTION_FUNCTIONS["sdpa"] in (sdpa_attention_forward, _forward)
     return device.type == "cpu" and dtype is torch.bfloat16 and measured and ours_to_replace
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +24,7 @@ from ...models.blocked_attention import blocked_attention, blocks_are_faster
 from ...models.call import input_device, without_cache
 from ...models.decoder import Decoder, find_decoder
 from ...models.errors import RunError, UsageError
+from ...models.float32_products import FLOAT32_PRODUCTS, float32_is_faster
 from ...models.kept_memory import kept_memory
 from ...models.loading import LoadedModel
 from ...models.pipeline import pipeline_group_of
@@ -80,21 +81,21 @@ class HuggingFaceEngine:
         store_dtype: torch.dtype,
         tap_names: tuple[str, ...],
         *,
-        in_blocks: bool = False,
+        ways: Mapping[str, str],
     ) -> None:
-        """`tap_names`: what the taps are called where a fault of their rows is told, in slot order."""
+        """`tap_names`: what the taps are called where a fault of their rows is told, in slot order; ways: see `fast_forwards`."""
         self._collector = collector
         self._attached, self._model = attached, attached.decoder.model
         self._compiled = ExitStack()
         self._arguments = without_cache(self._model)
-        self._in_blocks = in_blocks
+        self._ways = ways
         self.device = input_device(self._model)
         self._check = RowCheck.of(attached.taps, store_dtype, tap_names, self.device)
 
     @property
     def made_with(self) -> dict[str, str]:
-        """What a shard says of the device that computed it, and of attention that is not the model's own."""
-        return {"device": device_name(self.device), **({"attention": "in blocks"} if self._in_blocks else {})}
+        """What a shard says of the device that computed it, and of what was computed otherwise than the model says."""
+        return {"device": device_name(self.device), **self._ways}
 
     def set_compiled(self, compiled: bool) -> None:
         """Run decoder layers compiled one by one, or as they are, from the next forward on."""
@@ -182,29 +183,35 @@ def attach(model: nn.Module, settings: CaptureSettings) -> tuple[AttachedModel, 
 
 
 @contextmanager
-def fast_forwards(attached: AttachedModel, *, own_attention: bool) -> Iterator[bool]:
-    """Forwards inside the block are as fast as a run makes them; yields whether attention goes in blocks.
+def fast_forwards(attached: AttachedModel, settings: CaptureSettings) -> Iterator[dict[str, str]]:
+    """Forwards inside the block are as fast as a run with `settings` makes them.
 
-    own_attention: whether the model's attention stays as it is, or gives way to blocks where these are faster.
+    Yields what is computed otherwise than the model says, for the headers of shards: ``attention`` in blocks, ``products`` in
+    float32. An exact run and one that spreads the model over processes compute as the model says, and an attention that was
+    named stays.
     """
-    device = input_device(attached.decoder.model)
-    in_blocks = not own_attention and blocks_are_faster(device, attached.dtype)
-    with kept_memory(device), blocked_attention() if in_blocks else nullcontext():
-        yield in_blocks
+    device, dtype = input_device(attached.decoder.model), attached.dtype
+    as_the_model_says = settings.exact or settings.tp > 1
+    named = settings.model.attn_implementation is not None
+    ways = {}
+    with ExitStack() as open_ways:
+        open_ways.enter_context(kept_memory(device))
+        if not as_the_model_says and not named and blocks_are_faster(device, dtype):
+            open_ways.enter_context(blocked_attention())
+            ways["attention"] = "in blocks"
+        if not as_the_model_says and float32_is_faster(device, dtype):
+            open_ways.enter_context(FLOAT32_PRODUCTS)
+            ways["products"] = "in float32"
+        yield ways
 
 
 @contextmanager
 def attached_engine(
-    attached: AttachedModel,
-    collector: Collector,
-    store_dtype: torch.dtype,
-    tap_names: tuple[str, ...],
-    *,
-    own_attention: bool,
+    attached: AttachedModel, collector: Collector, store_dtype: torch.dtype, settings: CaptureSettings
 ) -> Iterator[HuggingFaceEngine]:
-    """The hooks are on the model inside the block alone; own_attention: see `fast_forwards`."""
-    with fast_forwards(attached, own_attention=own_attention) as in_blocks:
-        engine = HuggingFaceEngine(attached, collector, store_dtype, tap_names, in_blocks=in_blocks)
+    """The hooks are on the model inside the block alone."""
+    with fast_forwards(attached, settings) as ways:
+        engine = HuggingFaceEngine(attached, collector, store_dtype, settings.tap_names(attached.taps), ways=ways)
         collector.attach()
         try:
             yield engine
@@ -224,7 +231,4 @@ class HuggingFaceBackend:
 
     def engine(self, store_dtype: torch.dtype, longest: int) -> AbstractContextManager[HuggingFaceEngine]:  # noqa: ARG002
         """The engine, for samples of any length; its hooks are on the model inside the block alone."""
-        settings, attached = self.settings, self.attached
-        own = settings.exact or settings.tp > 1 or settings.model.attn_implementation is not None
-        tap_names = settings.tap_names(attached.taps)
-        return attached_engine(attached, self.collector, store_dtype, tap_names, own_attention=own)
+        return attached_engine(self.attached, self.collector, store_dtype, self.settings)

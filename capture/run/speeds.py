@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ...models.float32_products import float32_is_faster
+
 
 @dataclass(frozen=True)
 class Speed:
@@ -77,7 +79,7 @@ def speed_key(
 ) -> str:
     """What a speed depends on; attention: the implementation that was named, None where nobody named one."""
     name = (
-        platform.machine()
+        platform.machine() + (" float32 products" if float32_is_faster(device, dtype) else "")
         if device.type == "cpu"
         else torch.cuda.get_device_name(device)
         if device.type == "cuda"

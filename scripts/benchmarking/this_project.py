@@ -43,7 +43,7 @@ class Hiddentap:
         self.attached, self._collector = attach(loaded.model, asked)
         self.device = input_device(loaded.model)
         self.columns = self.attached.columns(self.attached.dtype)
-        self._own_attention = asked.model.attn_implementation is not None
+        self._asked = asked
 
     def run(self, plan: Plan, out: Path, budget: TokenBudget, *, compiled: bool) -> Run:
         """Token ids on disk -> sealed shards on disk and a manifest; `out` is empty or new, and gone afterwards."""
@@ -51,9 +51,7 @@ class Hiddentap:
         folder = OutputFolder(out)
         with (
             folder.lock(),
-            attached_engine(
-                attached, self._collector, attached.dtype, attached.taps.names, own_attention=self._own_attention
-            ) as engine,
+            attached_engine(attached, self._collector, attached.dtype, self._asked) as engine,
         ):
             pace = Pace(engine, budget, "on" if compiled else "off", plan.R, tell)
             with watch.running():
@@ -72,7 +70,7 @@ class Hiddentap:
         model: Any = self.attached.decoder.model
         decoder, watch = model.get_decoder(), Stopwatch(self.device)
         layers = compiled_layers(self.attached.decoder) if compiled else nullcontext()
-        with fast_forwards(self.attached, own_attention=self._own_attention), layers, watch.running():
+        with fast_forwards(self.attached, self._asked), layers, watch.running():
             for batch in batches(plan, batch_tokens):
                 decoder(input_ids=batch.input_ids.to(self.device, non_blocking=True), use_cache=False)
         return watch.seconds

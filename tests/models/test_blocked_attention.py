@@ -108,7 +108,7 @@ def test_models_have_it_inside_the_outermost_block_alone() -> None:
 @pytest.fixture
 def measured_cpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """A CPU of the kind on which blocks were measured to be faster."""
-    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr("torch.cpu._is_avx512_supported", lambda: True)
     monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
     return torch.device("cpu")
 

@@ -57,15 +57,20 @@ def test_a_batched_run_stores_them_within_rounding(llama: Path, data: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("asked", "in_blocks"),
-    [({"batch_tokens": 512}, True), ({"exact": True}, False), ({"batch_tokens": 512, "attention": "sdpa"}, False)],
+    ("asked", "ways"),
+    [
+        ({"batch_tokens": 512}, {"attention": "in blocks", "products": "in float32"}),
+        ({"exact": True}, {}),
+        ({"batch_tokens": 512, "attention": "sdpa"}, {"products": "in float32"}),
+    ],
     ids=["batched", "exact", "a named attention"],
 )
-def test_attention_goes_in_blocks_where_that_is_faster_and_the_header_says_so(
-    asked: dict[str, object], in_blocks: bool, llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_attention_and_products_go_the_faster_way_and_the_header_says_so(
+    asked: dict[str, object], ways: dict[str, str], llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # In float32 blocks are no faster, but as near to a plain forward as any batch.
+    # In float32 neither is faster, but both are as near to a plain forward as any batch.
     monkeypatch.setattr("hiddentap.capture.run.hugging_face.blocks_are_faster", lambda *_: True)
+    monkeypatch.setattr("hiddentap.capture.run.hugging_face.float32_is_faster", lambda *_: True)
     source = ModelSource(str(llama), attn_implementation=asked.pop("attention", None))
     capture_dataset(replace(settings(llama, data, tmp_path / "out", **asked), model=source))
     model = AutoModelForCausalLM.from_pretrained(llama).eval()
@@ -74,7 +79,7 @@ def test_attention_goes_in_blocks_where_that_is_faster_and_the_header_says_so(
     (shard,) = (tmp_path / "out/shards").glob("*.safetensors")
     with safe_open(shard, "pt") as file:
         made_with = json.loads(file.metadata()["hiddentap"])["metadata"]["made_with"]
-    assert (made_with.get("attention") == "in blocks") is in_blocks
+    assert {name: made_with[name] for name in ("attention", "products") if name in made_with} == ways
 
 
 @pytest.mark.parametrize("name", [name for name in tiny.CONFIGS if name != "llama"])
