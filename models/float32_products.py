@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 _SIXTEEN_BITS = frozenset({torch.bfloat16, torch.float16})
 # What layers call for a product of two tensors. Grouped products of experts and convolutions stay as they are.
-_PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
+_PRODUCTS: frozenset[Any] = frozenset(
     {linear, torch.addmm, torch.baddbmm, torch.bmm, torch.einsum, torch.matmul, torch.mm}
     | {Tensor.addmm, Tensor.baddbmm, Tensor.bmm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
 )
@@ -55,7 +55,7 @@ FLOAT32_PRODUCTS = _Float32Products()
 
 
 def _common_dtype(operands: tuple[Any, ...]) -> torch.dtype | None:
-    """The 16-bit dtype of every tensor among `operands`; None where there is no such one, or a tensor is no plain one of the CPU."""
+    """The 16-bit dtype of every tensor among `operands`; None where they share none, or one is no plain tensor of the CPU."""
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     dtypes = {tensor.dtype for tensor in tensors}
     plain = all(type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu" for tensor in tensors)

@@ -43,6 +43,10 @@ class TokenBudget:
         budget._settled_on = size
         return budget
 
+    def allows(self, size: int) -> bool:
+        """Whether this budget could have settled on `size`: one that it tries, or a smaller one that a device left of these."""
+        return size in self.sizes or (len(self.sizes) > 1 and size < max(self.sizes))
+
     def again(self) -> TokenBudget:
         """A budget over the same sizes that has seen nothing."""
         return TokenBudget(self.sizes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ...models.errors import UsageError
+from ...models.errors import RunError, UsageError
 from ..data import Audit, ImageProcessor, Item, RejectGate, Sample, audit, image_processor_of, tokenise
 from ..progress import Progress, Silent
 from .batches import TokenBatch, batch_end, token_batch
@@ -74,7 +74,11 @@ def estimate_run(settings: CaptureSettings, progress: Progress | None = None) ->
     require_engine_for_images(settings, processor is not None)
     with backend.engine(dtype, longest) as engine:
         budget = 1 if settings.exact else settings.batch_tokens or BATCH_TOKENS
-        speed = _tokens_per_second(engine, _batches(kept, budget, processor))
+        speed = None
+        while speed is None:
+            speed = _tokens_per_second(engine, _batches(kept, budget, processor))
+            if speed is None:
+                budget = _smaller(budget, longest, engine.device, progress)
     columns = attached.columns(dtype, is_text=processor is not None)
     return RunEstimate(counted, bytes_of_rows(columns, counted.tokens), free_bytes(settings.out), speed)
 
@@ -93,11 +97,26 @@ def _keeping(items: Iterable[Item], kept: list[Sample]) -> Iterator[Item]:
         yield item
 
 
-def _tokens_per_second(engine: Engine, batches: Iterable[TokenBatch]) -> float:
+def _smaller(budget: int, longest: int, device: torch.device, progress: Progress) -> int:
+    """Half of a budget whose batch did not fit the device; raises RunError where that was one sample already."""
+    if budget <= longest:
+        raise RunError(
+            f"a sample of up to {longest} tokens does not fit the memory of {device}; "
+            "lower --max-length, or spread the model over more memory."
+        )
+    progress.note(f"a batch of {budget} positions did not fit {device}; trying {budget // 2}")
+    return budget // 2
+
+
+def _tokens_per_second(engine: Engine, batches: Iterable[TokenBatch]) -> float | None:
+    """Of the forwards of `batches`; 0 where there are none, None where one did not fit the device."""
     tokens = 0
     start = time.perf_counter()
     for batch in batches:
-        engine.forward(batch)
+        try:
+            engine.forward(batch)
+        except torch.OutOfMemoryError:
+            return None
         if engine.device.type != "cpu":
             torch.accelerator.synchronize(engine.device)
         if tokens == 0:  # the first forward warms up and is not counted

@@ -25,7 +25,7 @@ from ...models.call import input_device, without_cache
 from ...models.decoder import Decoder, find_decoder
 from ...models.errors import RunError, UsageError
 from ...models.float32_products import FLOAT32_PRODUCTS, float32_is_faster
-from ...models.kept_memory import kept_memory
+from ...models.kept_memory import KeptMemory, kept_memory
 from ...models.loading import LoadedModel
 from ...models.pipeline import pipeline_group_of
 from ..identity import device_name
@@ -71,6 +71,19 @@ class AttachedModel:
         return (*rows, *top)
 
 
+@dataclass(frozen=True)
+class FastForwards:
+    """How the forwards of a run go faster than the model says.
+
+    Attributes:
+        ways: what is computed otherwise, for the headers of shards: ``attention`` in blocks, ``products`` in float32.
+        memory: what the process keeps of the memory it frees; None where that is as ever.
+    """
+
+    ways: Mapping[str, str]
+    memory: KeptMemory | None
+
+
 class HuggingFaceEngine:
     """Taps on a model in this process. The forward ends after the last tap: no lm_head, no cache, no later layer."""
 
@@ -81,21 +94,21 @@ class HuggingFaceEngine:
         store_dtype: torch.dtype,
         tap_names: tuple[str, ...],
         *,
-        ways: Mapping[str, str],
+        fast: FastForwards,
     ) -> None:
-        """`tap_names`: what the taps are called where a fault of their rows is told, in slot order; ways: see `fast_forwards`."""
+        """`tap_names`: what the taps are called where a fault of their rows is told, in slot order."""
         self._collector = collector
         self._attached, self._model = attached, attached.decoder.model
         self._compiled = ExitStack()
         self._arguments = without_cache(self._model)
-        self._ways = ways
+        self._fast = fast
         self.device = input_device(self._model)
         self._check = RowCheck.of(attached.taps, store_dtype, tap_names, self.device)
 
     @property
     def made_with(self) -> dict[str, str]:
         """What a shard says of the device that computed it, and of what was computed otherwise than the model says."""
-        return {"device": device_name(self.device), **self._ways}
+        return {"device": device_name(self.device), **self._fast.ways}
 
     def set_compiled(self, compiled: bool) -> None:
         """Run decoder layers compiled one by one, or as they are, from the next forward on."""
@@ -113,6 +126,8 @@ class HuggingFaceEngine:
                 self._model(self._sent(batch.input_ids), **self._arguments)
             else:
                 self._run_with_images(batch.inputs)
+        if self._fast.memory is not None:
+            self._fast.memory.tidy()
         return self._output(slots, RowLayout.of_prompts(positions.lengths))
 
     def _run_with_images(self, inputs: Mapping[str, Tensor]) -> None:
@@ -183,26 +198,24 @@ def attach(model: nn.Module, settings: CaptureSettings) -> tuple[AttachedModel, 
 
 
 @contextmanager
-def fast_forwards(attached: AttachedModel, settings: CaptureSettings) -> Iterator[dict[str, str]]:
+def fast_forwards(attached: AttachedModel, settings: CaptureSettings) -> Iterator[FastForwards]:
     """Forwards inside the block are as fast as a run with `settings` makes them.
 
-    Yields what is computed otherwise than the model says, for the headers of shards: ``attention`` in blocks, ``products`` in
-    float32. An exact run and one that spreads the model over processes compute as the model says, and an attention that was
-    named stays.
+    An exact run and one that spreads the model over processes compute as the model says, and an attention that was named stays.
     """
     device, dtype = input_device(attached.decoder.model), attached.dtype
     as_the_model_says = settings.exact or settings.tp > 1
     named = settings.model.attn_implementation is not None
     ways = {}
-    with ExitStack() as open_ways:
-        open_ways.enter_context(kept_memory(device))
+    with ExitStack() as block:
+        memory = block.enter_context(kept_memory(device))
         if not as_the_model_says and not named and blocks_are_faster(device, dtype):
-            open_ways.enter_context(blocked_attention())
+            block.enter_context(blocked_attention())
             ways["attention"] = "in blocks"
         if not as_the_model_says and float32_is_faster(device, dtype):
-            open_ways.enter_context(FLOAT32_PRODUCTS)
+            block.enter_context(FLOAT32_PRODUCTS)
             ways["products"] = "in float32"
-        yield ways
+        yield FastForwards(ways, memory)
 
 
 @contextmanager
@@ -210,8 +223,8 @@ def attached_engine(
     attached: AttachedModel, collector: Collector, store_dtype: torch.dtype, settings: CaptureSettings
 ) -> Iterator[HuggingFaceEngine]:
     """The hooks are on the model inside the block alone."""
-    with fast_forwards(attached, settings) as ways:
-        engine = HuggingFaceEngine(attached, collector, store_dtype, settings.tap_names(attached.taps), ways=ways)
+    with fast_forwards(attached, settings) as fast:
+        engine = HuggingFaceEngine(attached, collector, store_dtype, settings.tap_names(attached.taps), fast=fast)
         collector.attach()
         try:
             yield engine

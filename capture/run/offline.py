@@ -83,9 +83,8 @@ def _captured(
         if settings.head and ranks.rank < group.size:
             write_head(folder.head, loaded, attached, group)
         shared = ranks.shared(progress)
-        effort = _fill(settings, plan, left, folder, backend, ranks, group, shared, stopping)
+        effort = _fill(backend, plan, left, folder, ranks, group, shared, stopping)
         loaded.require_unchanged()
-        ranks.meet("all shards are sealed", stopping.check)
 
         def finished() -> dict[str, Any]:
             if ranks.size > 1:
@@ -109,27 +108,27 @@ def tell_plan(plan: Plan, done: Collection[Shard], progress: Progress) -> None:
 
 
 def _fill(
-    settings: CaptureSettings,
+    backend: Backend,
     plan: Plan,
     left: list[int],
     folder: OutputFolder,
-    backend: Backend,
     ranks: Ranks,
     group: TensorGroup,
     progress: Progress,
     stopping: Stopping,
 ) -> Effort:
-    """Capture the shards that are left, or the part of them that falls to this rank or to its group."""
+    """Capture the shards that are left, the part of them that falls to this rank or to its group, and wait for the others'."""
     if not left:  # opening an engine can take minutes
         return Effort(0, 0.0, len(plan.shards), None)
-    require_engine_for_images(settings, plan.has_images)
+    require_engine_for_images(backend.settings, plan.has_images)
     tokens = sum(plan.shards[index].R for index in left)
     pace, start = None, time.perf_counter()
     with opened(backend, plan) as own, led(own, group, stopping) as engine:
         if engine is not None:
-            run = shard_run(settings, plan, tokens, folder, backend, engine, progress, stopping)
+            run = shard_run(backend, plan, tokens, folder, engine, progress, stopping)
             pace, start = run.pace, time.perf_counter()
             run.capture(plan.shards[index] for index in ranks.take(left))
+    ranks.meet("all shards are sealed", stopping.check)
     return Effort(tokens, time.perf_counter() - start, len(plan.shards) - len(left), pace)
 
 
@@ -139,16 +138,16 @@ def opened(backend: Backend, plan: Plan) -> AbstractContextManager[HuggingFaceEn
 
 
 def shard_run(
-    settings: CaptureSettings,
+    backend: Backend,
     plan: Plan,
     tokens: int,
     folder: OutputFolder,
-    backend: Backend,
     engine: HuggingFaceEngine | VllmEngine | LeadingEngine,
     progress: Progress,
     stopping: Stopping,
 ) -> ShardRun:
     """What captures shards of `plan`, `tokens` rows of them, with `engine`."""
+    settings = backend.settings
     compiled = "off" if settings.exact else settings.compile
     return ShardRun(
         plan,
@@ -157,7 +156,7 @@ def shard_run(
         backend.attached.columns(STORE_DTYPES[plan.identity["store_dtype"]], is_text=plan.has_images),
         shard_metadata(plan.identity, plan.sources, plan.extra["mask_rules"], engine.made_with, compiled)
         | image_metadata(plan),
-        _pace(settings, backend, engine, tokens, progress),
+        _pace(backend, engine, tokens, progress),
         settings.on_bad_values,
         progress,
         stopping.check,
@@ -166,12 +165,12 @@ def shard_run(
 
 
 def _pace(
-    settings: CaptureSettings,
     backend: Backend,
     engine: HuggingFaceEngine | LeadingEngine | VllmEngine,
     tokens: int,
     progress: Progress,
 ) -> Pace | SteadyPace | None:
+    settings = backend.settings
     if isinstance(engine, VllmEngine):
         return SteadyPace(engine, settings.batch_tokens or VllmEngine.BATCH_TOKENS)
     if settings.exact:

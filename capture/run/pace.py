@@ -53,7 +53,7 @@ class Pace:
     ) -> None:
         """`budget`: one that has seen nothing. `tokens`: how many the run has to do. `known`: what an earlier run measured."""
         self._engine, self._fresh, self._mode, self._left, self._note = engine, budget, mode, tokens, note
-        self._known = known if known is not None and known.batch_tokens in budget.sizes else None
+        self._known = known if known is not None and budget.allows(known.batch_tokens) else None
         eager = budget if self._known is None else TokenBudget.known(self._known.batch_tokens, self._known.eager)
         self._eager_budget = self._budget = eager
         self._tried: TokenBudget | None = None
@@ -115,8 +115,9 @@ class Pace:
         return output
 
     def limit(self, most: int) -> None:
-        """A batch of more than `most` positions did not fit the device."""
+        """A batch of more than `most` positions did not fit the device; what an earlier run found is not true any more."""
         self._budget.limit(most)
+        self._known = None
 
     def _decide(self) -> None:
         if self._mode != "auto" or self._settled or self._eager_budget.seconds_per_token is None:
@@ -142,10 +143,10 @@ class Pace:
             self._give_up("compiled layers are no faster here")
 
     def _compile(self) -> None:
-        self._compiled = True
-        known = self._known
-        if known is not None and known.compiled is not None and known.compiled_batch_tokens in self._fresh.sizes:
-            self._budget = TokenBudget.known(known.compiled_batch_tokens, known.compiled)
+        self._compiled, known = True, self._known
+        size, seconds = (None, None) if known is None else (known.compiled_batch_tokens, known.compiled)
+        if size is not None and seconds is not None and self._fresh.allows(size):
+            self._budget = TokenBudget.known(size, seconds)
         else:
             self._budget = self._tried = self._fresh.again()
         self._engine.set_compiled(True)

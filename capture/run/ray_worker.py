@@ -88,9 +88,7 @@ class ShardWorker:
         plan = Plan(self._folder.plan)
         self._require_model_of(plan)
         engine = self._until_the_end.enter_context(opened(self._backend, plan))
-        self._run = shard_run(
-            self._settings, plan, tokens, self._folder, self._backend, engine, self._progress, self._stopping
-        )
+        self._run = shard_run(self._backend, plan, tokens, self._folder, engine, self._progress, self._stopping)
         return self._run
 
     def _require_model_of(self, plan: Plan) -> None:

@@ -47,7 +47,6 @@ def prepare_folder(
     if plan is None:
         _refuse_what_has_no_plan(folder)
         plan = make_plan(settings, folder, options, identity, progress, stopping.check)
-        Manifest.from_shards(identity, plan.summary(), [], complete=False).write(folder.manifest_path)
     else:
         require_same_identity(plan, identity, folder)
         require_same_images(plan)
@@ -107,9 +106,14 @@ def _refuse_what_has_no_plan(folder: OutputFolder) -> None:
 
 
 def _kept_when_whole(folder: OutputFolder, plan: Plan, progress: Progress) -> dict[int, Shard]:
-    """The shards of `plan` that are done; what else lies under a shard's name is removed."""
+    """The shards of `plan` that are done; what else lies under a shard's name is removed.
+
+    Before that the manifest says that the folder is not complete, whatever it said.
+    """
     found = folder.sealed_shards()
     done = _those_of(plan, found.shards)
+    if len(done) < len(plan.shards):
+        Manifest.from_shards(plan.identity, plan.summary(), done.values(), complete=False).write(folder.manifest_path)
     for index in sorted((found.shards.keys() | found.broken.keys()) - done.keys()):
         progress.note(f"{folder.shard_path(index).name} is not whole or not of this plan; it is made again")
         folder.shard_path(index).unlink()

@@ -123,7 +123,10 @@ def _open_shards(path: Path, allow_incomplete: bool) -> list[Shard]:
         return [open_and_close(path)]
     folder = OutputFolder(path)
     if allow_incomplete:
-        return list(folder.sealed_shards().shards.values())
+        found = folder.sealed_shards()
+        for error in found.broken.values():
+            raise error
+        return list(found.shards.values())
     manifest = Manifest.read(folder.manifest_path)
     if not manifest.complete:
         raise RunError(

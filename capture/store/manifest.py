@@ -1,7 +1,6 @@
 """OUT/manifest.json: what a folder holds; everything in it can be made again from plan and shards."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ class Manifest:
     """The summary of an output folder.
 
     identity: what a later run must agree with. plan: `Plan.summary()`, empty where there was no plan.
-    counts: captured, rejected, rejected_by_reason, rows, and the caller's. complete: every sample of the run is
+    counts: captured, rejected, rows, and the caller's. complete: every sample of the run is
     captured or rejected.
     """
 
@@ -53,15 +52,14 @@ class Manifest:
     ) -> "Manifest":
         """Counts and list from what sealed shards say; `counts` adds to these or replaces them."""
         entries: list[ShardEntry] = []
-        reasons: Counter[str] = Counter()
+        rejected = 0
         for shard in shards:
             entries.append(ShardEntry(f"shards/{shard.path.name}", shard.R, shard.M, shard.nbytes))
-            reasons.update(reject.reason for reject in shard.rejects)
+            rejected += len(shard.rejects)
         found = {
             "captured": sum(entry.samples for entry in entries),
             "rows": sum(entry.rows for entry in entries),
-            "rejected": reasons.total(),
-            "rejected_by_reason": dict(reasons),
+            "rejected": rejected,
         }
         ordered = tuple(sorted(entries, key=lambda entry: entry.file))
         return cls(dict(identity), dict(plan), ordered, found | dict(counts or {}), complete)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hiddentap import CapturedDataset
 from support import tiny
@@ -216,6 +217,36 @@ def test_a_dry_run_says_what_it_would_fill_and_writes_nothing(run, llama: Path, 
     # Two layers and the pre-norm of 32 float32 each, an int32 id and a mask byte.
     assert f"{tokens * (3 * 32 * 4 + 5) / 1000:.1f} kB of rows" in out
     assert "tokens/s" in out
+
+
+def test_a_dry_run_halves_what_does_not_fit_and_ends_with_words_where_one_sample_does_not(
+    run, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hiddentap.capture.run.hugging_face import HuggingFaceEngine
+
+    data = tmp_path / "alike.jsonl"
+    data.write_text("\n".join(json.dumps(CHATS[0]) for _ in range(8)))
+    forward, sizes = HuggingFaceEngine.forward, []
+
+    def forward_up_to(most: int):
+        def limited(engine, batch):
+            sizes.append(batch.positions.B * batch.positions.S)
+            if sizes[-1] > most:
+                raise torch.OutOfMemoryError("no room")
+            return forward(engine, batch)
+
+        return limited
+
+    command = ("capture", "--model", llama, "--data", data, "--layer-ids", "0", "--out", tmp_path / "out", "--dry-run")
+    monkeypatch.setattr(HuggingFaceEngine, "forward", forward_up_to(150))
+    code, out, err = run(*command)
+    assert (code, "tokens/s" in out) == (0, True), err
+    assert "a batch of 2048 positions did not fit cpu; trying 1024" in err
+    assert max(sizes) > 150 >= min(sizes)
+    monkeypatch.setattr(HuggingFaceEngine, "forward", forward_up_to(0))
+    code, _, err = run(*command)
+    assert code == 1
+    assert "does not fit the memory of cpu; lower --max-length" in err
 
 
 def test_a_disk_without_room_is_refused_before_the_first_forward_unless_forced(

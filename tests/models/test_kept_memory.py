@@ -78,8 +78,29 @@ def test_a_malloc_that_refuses_large_blocks_keeps_those_it_can(monkeypatch: pyte
         assert set_to == {M_MMAP_THRESHOLD: 32 << 20, M_TRIM_THRESHOLD: 2**31 - 1}
 
 
+def test_what_is_free_goes_back_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    now = [100.0]
+
+    class Libc:
+        mallopt = staticmethod(lambda _name, _value: 1)
+        malloc_trim = staticmethod(trims.append)
+
+    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("hiddentap.models.kept_memory.ctypes.CDLL", lambda _: Libc)
+    monkeypatch.setattr("hiddentap.models.kept_memory.time.monotonic", lambda: now[0])
+    with kept_memory(torch.device("cpu")) as memory:
+        assert memory is not None
+        counts = []
+        for now[0] in (101.0, 104.9, 105.0, 109.9, 110.0):
+            memory.tidy()
+            counts.append(len(trims))
+    assert counts == [0, 0, 1, 1, 2]
+
+
 def test_an_error_inside_the_block_ends_it_as_well() -> None:
     with pytest.raises(RuntimeError, match="lost"), kept_memory(torch.device("cpu")):
         raise RuntimeError("lost")
-    with kept_memory(torch.device("meta")):
-        pass
+    with kept_memory(torch.device("meta")) as memory:
+        assert memory is None

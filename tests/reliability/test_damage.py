@@ -1,5 +1,6 @@
 """A damaged shard, through the commands: `verify` names it, and it alone is made again, to the same bytes."""
 
+import json
 import os
 import shutil
 import struct
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hiddentap.capture.run import CaptureSettings, capture_dataset
+from hiddentap.models.errors import RunError
+from hiddentap.models.loading import ModelSource
 from support.damage import flip_bit
 from support.fork_server import ForkServer
 from support.model_folder import chat, write_rows
@@ -71,3 +75,27 @@ def test_the_damaged_shard_is_named_and_it_alone_is_made_again(
     for path in (out / "shards").iterdir():
         assert path.read_bytes() == (whole / "shards" / path.name).read_bytes()
     assert server.run("verify", out, "--model", llama).code == 0
+
+
+def test_a_resume_that_makes_a_shard_again_calls_the_folder_incomplete_meanwhile(
+    llama: Path, whole: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
+    cut_rows(out / "shards" / DAMAGED)
+    assert json.loads((out / "manifest.json").read_text())["complete"]
+
+    def no_engine(*_: object) -> None:
+        raise RunError("no engine")
+
+    settings = CaptureSettings(
+        ModelSource(str(llama)), (str(whole.with_suffix(".jsonl")),), out, layer_ids=(0, 2), exact=True, shard_rows=700
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("hiddentap.capture.run.offline.opened", no_engine)
+        with pytest.raises(RunError, match="no engine"):
+            capture_dataset(settings)
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert not manifest["complete"]
+    assert [entry["file"][-13:] for entry in manifest["shards"]] == ["0.safetensors", "2.safetensors"]
+    capture_dataset(settings)
+    assert json.loads((out / "manifest.json").read_text()) == json.loads((whole / "manifest.json").read_text())

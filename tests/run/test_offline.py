@@ -66,7 +66,12 @@ def test_a_batched_run_stores_them_within_rounding(llama: Path, data: Path, tmp_
     ids=["batched", "exact", "a named attention"],
 )
 def test_attention_and_products_go_the_faster_way_and_the_header_says_so(
-    asked: dict[str, object], ways: dict[str, str], llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: dict[str, object],
+    ways: dict[str, str],
+    llama: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # In float32 neither is faster, but both are as near to a plain forward as any batch.
     monkeypatch.setattr("hiddentap.capture.run.hugging_face.blocks_are_faster", lambda *_: True)

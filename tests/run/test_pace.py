@@ -101,6 +101,24 @@ def test_what_an_earlier_run_measured_decides_at_once(clock: Clock) -> None:
         assert pace.measured is None
 
 
+def test_a_remembered_size_that_does_not_fit_any_more_is_replaced_by_what_does(clock: Clock) -> None:
+    known = Speed(16, 0.01, compiled=0.005, compiled_batch_tokens=16, compile_seconds=20.0)
+    pace = Pace(FakeEngine(clock, 0.01, 0.01, 20.0), TokenBudget(SIZES), "auto", 1000, lambda text: None, known)
+    assert pace.next_size() == 16
+    pace.limit(5)
+    run(pace, 5)
+    found = pace.measured
+    assert found == Speed(5, pytest.approx(0.01, rel=0.01))
+    # The next run begins with it, though it is none of the sizes that are tried.
+    after = Pace(FakeEngine(clock, 0.01, 0.01, 20.0), TokenBudget(SIZES), "auto", 1000, lambda text: None, found)
+    assert after.next_size() == 5
+    # One whose size was given takes that.
+    assert (
+        Pace(FakeEngine(clock, 0.01, 0.01, 20.0), TokenBudget.fixed(8), "off", 9, lambda _: None, found).next_size()
+        == 8
+    )
+
+
 def test_off_never_compiles_and_on_always_does(clock: Clock) -> None:
     for mode, expected in (("off", False), ("on", True)):
         engine = FakeEngine(clock, eager=0.01, compiled=0.001, cost=1.0)
@@ -136,3 +154,11 @@ def test_runs_that_compute_otherwise_remember_apart() -> None:
     ways = [{}, {"tp": 2}, {"attention": "sdpa"}, {"attention": "eager"}, {"top_logits": 8}]
     assert len({key(**way) for way in ways}) == len(ways)
     assert key() == key(tp=1, attention=None, top_logits=0)
+
+
+def test_a_machine_that_multiplies_in_float32_remembers_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set()
+    for faster in (True, False):
+        monkeypatch.setattr("hiddentap.capture.run.speeds.float32_is_faster", lambda *_, faster=faster: faster)
+        keys.add(speed_key("0" * 64, ("layer 1",), torch.bfloat16, torch.device("cpu")))
+    assert len(keys) == 2

@@ -294,3 +294,16 @@ def test_a_file_size_limit_is_told_as_a_full_disk(tmp_path: Path) -> None:
     ):
         writer.append(writer.begin(0, "x"), {"aux_hidden_states": torch.zeros(2000, 1024)})
     assert names(tmp_path) == []
+
+
+def test_a_quota_that_speaks_up_at_the_seal_is_told_as_a_full_disk(tmp_path: Path, monkeypatch) -> None:
+    def refused(_: int) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    shard, samples = planned(3)
+    with PlannedShardWriter(tmp_path / NAME, shard, samples, BIG, {}) as writer:
+        writer.write(0, {"aux_hidden_states": torch.zeros(3, 1024)})
+        monkeypatch.setattr("hiddentap.capture.store.diskio.os.fsync", refused)
+        with pytest.raises(DiskFullError, match=r"no room for shard-000000.safetensors .*quota"):
+            writer.seal()
+    assert names(tmp_path) == []

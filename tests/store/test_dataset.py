@@ -156,8 +156,9 @@ def test_a_damaged_or_missing_shard_of_a_complete_capture_is_an_error(tmp_path: 
     out = make_folder(tmp_path / "out")
     path = OutputFolder(out).shard_path(0)
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(ShardError, match=r"shard-000000.safetensors: truncated"):
-        CapturedDataset(out)
+    for allow_incomplete in (False, True):
+        with pytest.raises(ShardError, match=r"shard-000000.safetensors: truncated"):
+            CapturedDataset(out, allow_incomplete=allow_incomplete)
     path.unlink()
     with pytest.raises(ShardError, match=r"shard-000000.safetensors: cannot be opened"):
         CapturedDataset(out)

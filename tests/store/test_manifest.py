@@ -22,7 +22,6 @@ def test_counts_come_from_the_shards_and_the_file_comes_back(tmp_path: Path) -> 
     assert record["counts"] == {
         "captured": 3,
         "rejected": 1,
-        "rejected_by_reason": {"bad": 1},
         "rows": 11,
         "truncated": 1,
     }
