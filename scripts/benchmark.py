@@ -71,9 +71,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--attn-implementation", metavar="NAME", help="of hiddentap and the floor (default: as transformers chooses)"
     )
-    parser.add_argument(
-        "--dtype", default="auto", help="of hiddentap, the floor and memory (default: as the config says)"
-    )
+    parser.add_argument("--dtype", default="auto", help="of every contender (default: as the config says)")
     parser.add_argument(
         "--data", choices=DATA_SETS, action="append", help="one data set of the section speed (default: both)"
     )
@@ -111,7 +109,7 @@ def machine(setting: Setting) -> dict[str, str]:
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     libraries = [f"{name} {version(name)}" for name in ("hiddentap", "torch", "transformers", "safetensors")]
     return {
-        "model": f"{loaded.model.config.name_or_path}, {loaded.weights_dtype}, {setting.n} layers",
+        "model": f"{loaded.model.config.name_or_path}, {setting.n} layers, computing in {str(loaded.model.dtype)[6:]}",
         "attention": setting.attention or "as transformers chooses",
         "layers": f"{', '.join(map(str, setting.chosen_layers))} (0-based) and what enters the final norm",
         "device": f"{kind}; {processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",

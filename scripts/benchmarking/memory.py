@@ -134,7 +134,7 @@ def _peak_of(setting: Setting, who: str) -> Peak:
             ours.run(plan, folder / "out", budget, compiled=False)
             return since.above()
         layers, samples = setting.chosen_layers, _samples(setting)
-        model = other_tools.load(setting.model, setting.source.torch_device)
+        model = other_tools.load(setting.model, setting.dtype, setting.source.torch_device)
         ids = [torch.from_numpy(sample) for sample in samples.ids]
         strategy = other_tools.strategies(model, ids, layers, folder)[who]
         since = PeakSince(model)

@@ -32,19 +32,19 @@ class OtherProcess:
 
 
 @contextmanager
-def other_process(model: str, device: torch.device) -> Iterator[OtherProcess]:
+def other_process(model: str, dtype: str, device: torch.device) -> Iterator[OtherProcess]:
     """The process lives as long as the block."""
     spawning = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawning, _load, (model, device, torch.get_num_threads())) as pool:
+    with ProcessPoolExecutor(1, spawning, _load, (model, dtype, device, torch.get_num_threads())) as pool:
         yield OtherProcess(pool)
 
 
 _loaded: list[Any] = []
 
 
-def _load(model: str, device: torch.device, threads: int) -> None:
+def _load(model: str, dtype: str, device: torch.device, threads: int) -> None:
     torch.set_num_threads(threads)
-    _loaded.append(other_tools.load(model, device))
+    _loaded.append(other_tools.load(model, dtype, device))
 
 
 def _seconds(name: str, ids: Sequence[ndarray[Any, Any]], layers: Sequence[int], folder: Path) -> float:

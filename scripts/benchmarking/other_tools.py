@@ -24,9 +24,9 @@ NAMES = (PADDED, ONE_BY_ONE, WITH_LOGITS, SAVED)
 BATCH = 16
 
 
-def load(name: str, device: torch.device) -> nn.Module:
+def load(name: str, dtype: str, device: torch.device) -> nn.Module:
     """A model of their own: transformers leaves hooks behind on one that was asked for all hidden states."""
-    model: nn.Module = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
     return model.to(device).eval()
 
 

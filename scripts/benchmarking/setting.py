@@ -23,8 +23,9 @@ class Setting:
     """The model, the layers (0-based), how often and how long, and where the files go.
 
     `seconds`: about the time of one eager run; `others_every`: in which rounds other tools' strategies take part;
-    `batch_tokens`: the budget of positions, None for what a run finds. `dtype`, `attention`: of hiddentap's run and of the
-    floor, ``auto`` and None for what transformers chooses, as the other tools have it. `data_sets`: of the speed section.
+    `batch_tokens`: the budget of positions, None for what a run finds. `dtype`: of every contender, ``auto``: as the config
+    says. `attention`: of hiddentap's run and of the floor, None for what transformers chooses, as the other tools have it.
+    `data_sets`: of the speed section.
     """
 
     model: str

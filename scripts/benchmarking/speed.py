@@ -40,7 +40,7 @@ class Prepared:
 def speed(setting: Setting) -> list[Figure]:
     """Every contender on each data set that was asked for."""
     ours = Hiddentap(setting.loaded, setting.asked())
-    with other_process(setting.model, ours.device) as others:
+    with other_process(setting.model, setting.dtype, ours.device) as others:
         return [figure for name in setting.data_sets for figure in _of_data_set(setting, ours, others, name)]
 
 
