@@ -18,24 +18,28 @@ _PRODUCTS: frozenset[Any] = frozenset(
     {linear, torch.addmm, torch.baddbmm, torch.bmm, torch.einsum, torch.matmul, torch.mm}
     | {Tensor.addmm, Tensor.baddbmm, Tensor.bmm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
 )
-# The product that both are timed on: that of a small model's layer. Where neither is this much faster, nothing is changed.
+# The product that both are timed on: that of a small model's layer. Where float32 is not this much faster, nothing is changed.
 _ROWS, _WIDTH, _TIMES, _WORTHWHILE = 256, 512, 5, 1.5
+# Where the operands take more than this in float32 (the lm_head of a large model), that may be memory which is not there.
+_LARGEST_BYTES = 1 << 30
 
 
 def float32_is_faster(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this machine multiplies matrices of `dtype` faster in float32, both conversions included.
 
     So it is on CPUs without instructions for that dtype, 3 and 200 times on one with AVX-512 alone (bfloat16 and float16).
-    It is measured, once a process: a few milliseconds.
+    It is measured, once a process, in some 50 ms.
     """
     return device.type == "cpu" and dtype in _SIXTEEN_BITS and _measured(dtype, torch.get_num_threads())
 
 
 class _Float32Products(TorchFunctionMode):
-    """Inside the block, each product of 16-bit tensors on the CPU is one of float32 tensors whose result is rounded to 16 bits.
+    """Inside the block, `_PRODUCTS` of 16-bit tensors on the CPU are those of float32 tensors, rounded to 16 bits.
 
-    A sum of products is rounded once either way, so this differs from the 16-bit product by the order of its sum alone. Weights
-    are converted as they are used, so the model keeps its size. Holds for this thread, and in what is compiled inside the block.
+    A sum of products is rounded once either way, so this differs from the 16-bit product by the order of its sum alone. A weight
+    is converted as it is used, so there is one at a time in float32 too. Holds for this thread, and in what is compiled in the
+    block. Left as they are: products into a tensor (``out=``) or in place, operands of over 1 GiB in float32, tensors of other
+    classes than torch's own, and what torch does inside of its own attention.
     """
 
     def __torch_function__(
@@ -59,7 +63,9 @@ def _common_dtype(operands: tuple[Any, ...]) -> torch.dtype | None:
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     dtypes = {tensor.dtype for tensor in tensors}
     plain = all(type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu" for tensor in tensors)
-    return tensors[0].dtype if plain and len(dtypes) == 1 and dtypes <= _SIXTEEN_BITS else None
+    if not plain or len(dtypes) != 1 or not dtypes <= _SIXTEEN_BITS:
+        return None
+    return tensors[0].dtype if 4 * sum(tensor.numel() for tensor in tensors) <= _LARGEST_BYTES else None
 
 
 def _widened(operand: Any) -> Any:

@@ -43,10 +43,6 @@ class TokenBudget:
         budget._settled_on = size
         return budget
 
-    def allows(self, size: int) -> bool:
-        """Whether this budget could have settled on `size`: one that it tries, or a smaller one that a device left of these."""
-        return size in self.sizes or (len(self.sizes) > 1 and size < max(self.sizes))
-
     def again(self) -> TokenBudget:
         """A budget over the same sizes that has seen nothing."""
         return TokenBudget(self.sizes)
@@ -89,10 +85,10 @@ class TokenBudget:
             # Other work on the machine only ever adds time, so the shortest of few tries says most about a size.
             self._settled_on = min(self._seconds_per_token, key=lambda s: min(self._seconds_per_token[s]))
 
-    def limit(self, most: int) -> None:
-        """Forget sizes above `most`: a batch of more did not fit the device."""
-        fitting = {size: seen for size, seen in self._seconds_per_token.items() if size <= most}
-        self._seconds_per_token = fitting or {most: []}
+    def limit(self, failed: int) -> None:
+        """A batch of `failed` positions did not fit the device: sizes from there on go, and where none is left it is halved."""
+        fitting = {size: seen for size, seen in self._seconds_per_token.items() if size < failed}
+        self._seconds_per_token = fitting or {failed // 2: []}
         self.sizes = tuple(self._seconds_per_token)
         if self._settled_on not in self._seconds_per_token:
             self._settled_on = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 
@@ -16,6 +17,10 @@ class Engine(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the captured tensors are made."""
+
+    @property
+    def made_with(self) -> Mapping[str, Any]:
+        """What headers say of the device and the way of computing."""
 
     def forward(self, batch: TokenBatch) -> DeviceAuxiliaryOutput:
         """The hidden states of every real position of `batch`, and their faults, as one auxiliary output."""

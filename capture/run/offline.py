@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
-
-import torch
 
 from ...models.loading import LoadedModel, load_model
 from ..progress import Progress, Silent, Work
@@ -177,7 +175,7 @@ def _pace(
         return None
     fixed = settings.batch_tokens
     budget = TokenBudget.probing(engine.device) if fixed is None else TokenBudget.fixed(fixed)
-    known = Speeds.of_user().read(_speed_key(settings, backend.loaded, backend.attached, engine.device))
+    known = Speeds.of_user().read(_speed_key(settings, backend.loaded, backend.attached, engine.made_with))
     # One process alone would find that compiling fails, and go on without; so it is not tried in a group unasked.
     mode = "off" if settings.tp > 1 and settings.compile == "auto" else settings.compile
     return Pace(engine, budget, mode, tokens, progress.note, known)
@@ -194,18 +192,19 @@ def remember(
     if pace is None or pace.measured is None:
         return
     try:
-        Speeds.of_user().write(_speed_key(settings, loaded, attached, pace.device), pace.measured)
+        Speeds.of_user().write(_speed_key(settings, loaded, attached, pace.made_with), pace.measured)
     except OSError as error:
         progress.note(f"measured speeds were not kept for the next run: {error}")
 
 
-def _speed_key(settings: CaptureSettings, loaded: LoadedModel, attached: AttachedModel, device: torch.device) -> str:
+def _speed_key(
+    settings: CaptureSettings, loaded: LoadedModel, attached: AttachedModel, made_with: Mapping[str, Any]
+) -> str:
     return speed_key(
         loaded.config_hash,
         attached.taps.names,
         attached.dtype,
-        device,
-        tp=settings.tp,
+        made_with,
         attention=settings.model.attn_implementation,
         top_logits=settings.top_logits,
     )

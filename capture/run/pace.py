@@ -6,7 +6,8 @@ Both are tried out on the run's own batches, so no forward is wasted on it, and 
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch._dynamo.exc import TorchDynamoException
@@ -52,8 +53,9 @@ class Pace:
         known: Speed | None = None,
     ) -> None:
         """`budget`: one that has seen nothing. `tokens`: how many the run has to do. `known`: what an earlier run measured."""
-        self._engine, self._fresh, self._mode, self._left, self._note = engine, budget, mode, tokens, note
-        self._known = known if known is not None and budget.allows(known.batch_tokens) else None
+        self._engine, self._mode, self._left, self._note = engine, mode, tokens, note
+        self._sizes, self._fresh = budget.sizes, budget.again()
+        self._known = known if known is not None and known.batch_tokens in budget.sizes else None
         eager = budget if self._known is None else TokenBudget.known(self._known.batch_tokens, self._known.eager)
         self._eager_budget = self._budget = eager
         self._tried: TokenBudget | None = None
@@ -63,8 +65,8 @@ class Pace:
             self._compile()
 
     @property
-    def device(self) -> torch.device:
-        return self._engine.device
+    def made_with(self) -> Mapping[str, Any]:
+        return self._engine.made_with
 
     @property
     def batch_tokens(self) -> int | None:
@@ -73,11 +75,14 @@ class Pace:
 
     @property
     def measured(self) -> Speed | None:
-        """What there is to remember for the next run; None where this one measured nothing that was not known."""
+        """What there is to remember for the next run; None where this one measured nothing that was not known.
+
+        A size that was given is not remembered, nor one that a full device left: the next run may have more room.
+        """
         eager, tried = self._eager_budget, self._tried
-        if len(self._fresh.sizes) == 1 or eager.chosen is None or eager.seconds_per_token is None:
+        if len(self._sizes) == 1 or eager.chosen not in self._sizes or eager.seconds_per_token is None:
             return None
-        if tried is None or tried.chosen is None or tried.seconds_per_token is None:
+        if tried is None or tried.chosen not in self._sizes or tried.seconds_per_token is None:
             return Speed(eager.chosen, eager.seconds_per_token) if self._known is None else None
         return Speed(
             eager.chosen,
@@ -114,10 +119,14 @@ class Pace:
                 self._compile_seconds += seconds
         return output
 
-    def limit(self, most: int) -> None:
-        """A batch of more than `most` positions did not fit the device; what an earlier run found is not true any more."""
-        self._budget.limit(most)
-        self._known = None
+    def limit(self, failed: int) -> None:
+        """A batch of `failed` positions did not fit the device; sizes that an earlier run found are tried out anew."""
+        self._fresh.limit(failed)
+        if self._known is None:
+            self._budget.limit(failed)
+        else:
+            self._known = None
+            self._begin(self._fresh.again())
 
     def _decide(self) -> None:
         if self._mode != "auto" or self._settled or self._eager_budget.seconds_per_token is None:
@@ -126,7 +135,7 @@ class Pace:
             self._settled = not self._pays()
             if not self._settled:
                 self._compile()
-        elif self._budget.chosen is not None:
+        elif self._budget.settled:
             self._settled = True
             self._judge()
 
@@ -144,12 +153,19 @@ class Pace:
 
     def _compile(self) -> None:
         self._compiled, known = True, self._known
-        size, seconds = (None, None) if known is None else (known.compiled_batch_tokens, known.compiled)
-        if size is not None and seconds is not None and self._fresh.allows(size):
-            self._budget = TokenBudget.known(size, seconds)
+        if known is not None and known.compiled is not None and known.compiled_batch_tokens in self._fresh.sizes:
+            self._budget = TokenBudget.known(known.compiled_batch_tokens, known.compiled)
         else:
-            self._budget = self._tried = self._fresh.again()
+            self._begin(self._fresh.again())
         self._engine.set_compiled(True)
+
+    def _begin(self, budget: TokenBudget) -> None:
+        """Try sizes out, for layers as they now run."""
+        self._budget = budget
+        if self._compiled:
+            self._tried = budget
+        else:
+            self._eager_budget = budget
 
     def _give_up(self, why: str) -> None:
         self._compiled, self._settled, self._budget = False, True, self._eager_budget

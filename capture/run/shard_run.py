@@ -169,11 +169,11 @@ class ShardRun:
                 f"sample {shard.ids[tokens.first]!r} of {positions.S} tokens does not fit the memory of {self.engine.device}; "
                 "lower --max-length, or spread the model over more memory."
             )
-        half = positions.B * positions.S // 2
-        self.pace.limit(half)
+        failed = positions.B * positions.S
+        self.pace.limit(failed)
         if self.engine.device.type != "cpu":
             torch.accelerator.empty_cache()
-        self.progress.note(f"a batch of {2 * half} positions did not fit {self.engine.device}; trying {half}")
+        self.progress.note(f"a batch of {failed} positions did not fit {self.engine.device}; trying smaller ones")
 
     def _store(
         self, shard: ShardTokens, writers: dict[int, PlannedShardWriter], tokens: TokenBatch, pending: PendingHostCopy

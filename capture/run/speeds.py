@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from ...models.float32_products import float32_is_faster
 
 
 @dataclass(frozen=True)
@@ -71,21 +70,17 @@ def speed_key(
     config_sha256: str,
     taps: tuple[str, ...],
     dtype: torch.dtype,
-    device: torch.device,
+    made_with: Mapping[str, Any],
     *,
-    tp: int = 1,
     attention: str | None = None,
     top_logits: int = 0,
 ) -> str:
-    """What a speed depends on; attention: the implementation that was named, None where nobody named one."""
-    name = (
-        platform.machine() + (" float32 products" if float32_is_faster(device, dtype) else "")
-        if device.type == "cpu"
-        else torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else device.type
-    )
-    threads = torch.get_num_threads() if device.type == "cpu" else 0
-    split = "" if tp == 1 else f" tp {tp}"
+    """What a speed depends on.
+
+    made_with: what the engine says of its device and way of computing. attention: the implementation that was named, None where
+    nobody named one.
+    """
+    engine = " ".join(f"{name} {value}" for name, value in sorted(made_with.items()))
     more = (f" attention {attention}" if attention else "") + (f" top {top_logits}" if top_logits else "")
-    return f"{config_sha256[:16]} {taps[-1]} {dtype} {name} {threads} torch {torch.__version__}{split}{more}"
+    machine = f"{platform.machine()} {torch.get_num_threads()} torch {torch.__version__}"
+    return f"{config_sha256[:16]} {taps[-1]} {dtype} {engine} {machine}{more}"

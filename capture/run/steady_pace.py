@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
+from typing import Any
 
 from ..outputs import DeviceAuxiliaryOutput
 from .batches import TokenBatch
@@ -21,8 +22,8 @@ class SteadyPace:
         self._engine, self.batch_tokens = engine, batch_tokens
 
     @property
-    def device(self) -> torch.device:
-        return self._engine.device
+    def made_with(self) -> Mapping[str, Any]:
+        return self._engine.made_with
 
     def next_size(self) -> int:
         """Positions of the next batch."""
@@ -31,6 +32,6 @@ class SteadyPace:
     def forward(self, batch: TokenBatch, size: int) -> DeviceAuxiliaryOutput:  # noqa: ARG002 - of every size the same
         return self._engine.forward(batch)
 
-    def limit(self, most: int) -> None:
-        """A batch of more than `most` positions did not fit."""
-        self.batch_tokens = min(self.batch_tokens, most)
+    def limit(self, failed: int) -> None:
+        """A batch of `failed` positions did not fit."""
+        self.batch_tokens = failed // 2

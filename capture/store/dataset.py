@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from ...models.errors import RunError, UsageError
+from .errors import ShardError
 from .folder import OutputFolder
 from .manifest import Manifest
 from .sample_places import SamplePlaces
@@ -30,7 +31,7 @@ class CapturedDataset(Dataset[dict[str, Any]]):
     spawned. Keeps 32 bytes per sample in memory and at most 128 files open.
 
     Args:
-        allow_incomplete: take the sealed shards of a capture that is still running or was stopped.
+        allow_incomplete: take the sealed shards of a capture that is still running or was stopped, all of which must be whole.
 
     Attributes:
         places: which shard each sample is in, and where.
@@ -125,7 +126,9 @@ def _open_shards(path: Path, allow_incomplete: bool) -> list[Shard]:
     if allow_incomplete:
         found = folder.sealed_shards()
         for error in found.broken.values():
-            raise error
+            raise ShardError(
+                f"{error} The same capture makes it again; the whole ones can be opened each by its path."
+            ) from error
         return list(found.shards.values())
     manifest = Manifest.read(folder.manifest_path)
     if not manifest.complete:

@@ -177,12 +177,12 @@ class UnsealedFile:
 
     def seal(self, header: bytes) -> None:
         """Data and header to disk first, the header's length after them, the name last."""
-        with full_disk_explained(self.target, 8 + len(header)):  # a quota may speak up as late as in fsync
+        with full_disk_explained(self.target, os.fstat(self.fd).st_size):  # a quota may speak up as late as in fsync
             write_all(self.fd, header, 8)
             os.fsync(self.fd)
             write_all(self.fd, len(header).to_bytes(8, "little"), 0)
             os.fsync(self.fd)
-        self.path.replace(self.target)
+            self.path.replace(self.target)
         self._close()
         sync_folder(self.target.parent)
 

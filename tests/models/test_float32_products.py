@@ -1,6 +1,7 @@
 """Products of 16-bit tensors, computed in float32, beside the same products in float64."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from hiddentap.models.float32_products import FLOAT32_PRODUCTS, float32_is_faster
 from support import tiny
+from support.seen_products import SeenProducts
 
 CPU = torch.device("cpu")
 SIXTEEN_BITS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
@@ -39,9 +41,10 @@ def operands(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
 def test_a_product_is_rounded_once(product: Product, dtype: torch.dtype) -> None:
     wide = tuple(operand.double() for operand in operands(dtype))
-    with FLOAT32_PRODUCTS:
+    with SeenProducts() as seen, FLOAT32_PRODUCTS:
         found = product(*operands(dtype))
     assert found.dtype is dtype
+    assert seen.dtypes == {torch.float32}
     expected = product(*wide)
     # Half a unit in the last place of the result, and what a sum of 97 products in float32 loses before that.
     half_a_unit = torch.finfo(dtype).eps / 2 * expected.abs()
@@ -80,13 +83,14 @@ def test_a_model_computes_so_inside_the_block_alone(name: str) -> None:
     ids = tiny.token_ids(2, 40)
     with torch.no_grad():
         before = model(ids).logits
-        with FLOAT32_PRODUCTS:
+        with SeenProducts(("linear", "addmm")) as seen, FLOAT32_PRODUCTS:
             with FLOAT32_PRODUCTS:
                 pass
             inside = model(ids).logits
         after = model(ids).logits
         in_float32 = model.float()(ids).logits
     assert torch.equal(before, after)
+    assert seen.dtypes == {torch.float32}
     assert inside.dtype is torch.bfloat16
 
     def error(logits: Tensor) -> float:
@@ -94,6 +98,35 @@ def test_a_model_computes_so_inside_the_block_alone(name: str) -> None:
 
     # The rounding of the residual stream is in both, so the two are about as far from a forward in float32.
     assert error(inside) < 1.1 * error(before)
+
+
+def test_operands_that_are_very_large_in_float32_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, _ = operands(torch.bfloat16)
+    monkeypatch.setattr("hiddentap.models.float32_products._LARGEST_BYTES", 4 * (a.numel() + b.numel()) - 1)
+    with SeenProducts() as seen, FLOAT32_PRODUCTS:
+        torch.bmm(a, b)
+    assert seen.dtypes == {torch.bfloat16}
+
+
+def test_compiled_layers_compute_so_too() -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(tiny.CONFIGS["llama"](), dtype=torch.bfloat16).eval()
+    ids = tiny.token_ids(2, 40)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    layer = model.model.layers[0]
+    with torch.no_grad(), FLOAT32_PRODUCTS:
+        expected = model(ids).logits
+        layer.forward = torch.compile(layer.forward, backend=keep)
+        found = model(ids).logits
+    assert torch.equal(found, expected)
+    traced = [node for graph in graphs for node in graph.graph.nodes if node.target is linear]
+    assert traced
+    assert {node.args[0].meta["example_value"].dtype for node in traced} == {torch.float32}
 
 
 def test_only_sixteen_bits_on_the_cpu_are_tried() -> None:

@@ -46,3 +46,13 @@ def test_a_size_that_no_batch_can_use_is_given_up() -> None:
 def test_a_fixed_budget_is_chosen_from_the_start() -> None:
     assert TokenBudget.fixed(64).next() == 64
     assert TokenBudget.probing(torch.device("cpu")).chosen is None
+
+
+def test_a_batch_that_does_not_fit_takes_the_sizes_from_there_on_away() -> None:
+    budget = TokenBudget((100, 200, 400))
+    budget.limit(390)
+    assert budget.sizes == (100, 200)
+    budget.limit(200)
+    assert budget.sizes == (100,)
+    budget.limit(90)
+    assert (budget.sizes, budget.next()) == ((45,), 45)

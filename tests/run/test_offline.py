@@ -1,6 +1,7 @@
 """The offline run on tiny models: every stored row against a plain forward of its sample alone."""
 
 import json
+import platform
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,10 @@ from hiddentap.capture.store import ShardError, check_folder
 from hiddentap.hooks import TapError
 from hiddentap.models.errors import RunError, UsageError
 from hiddentap.models.head import load_head
+from hiddentap.models.kept_memory import KeptMemory
 from support import tiny
 from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder, write_rows
+from support.seen_products import SeenProducts
 
 
 def settings(model: Path, data: Path, out: Path, **fields: object) -> CaptureSettings:
@@ -85,6 +88,29 @@ def test_attention_and_products_go_the_faster_way_and_the_header_says_so(
     with safe_open(shard, "pt") as file:
         made_with = json.loads(file.metadata()["hiddentap"])["metadata"]["made_with"]
     assert {name: made_with[name] for name in ("attention", "products") if name in made_with} == ways
+
+
+def test_a_bfloat16_run_computes_products_in_float32_where_that_is_faster(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.build_llama(vocab_size=VOCAB, pad_token_id=None).to(torch.bfloat16)
+    folder = model_folder(tmp_path / "model", model)
+    monkeypatch.setattr("hiddentap.capture.run.hugging_face.blocks_are_faster", lambda *_: False)
+    for faster in (True, False):
+        monkeypatch.setattr("hiddentap.capture.run.hugging_face.float32_is_faster", lambda *_, faster=faster: faster)
+        with SeenProducts(("linear",)) as seen:
+            capture_dataset(settings(folder, data, tmp_path / f"out-{faster}", batch_tokens=512))
+        assert (torch.float32 in seen.dtypes) is faster
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc is not glibc's here")
+def test_free_memory_goes_back_between_forwards(
+    llama: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(KeptMemory, "tidy", lambda _: calls.append(1))
+    capture_dataset(settings(llama, data, tmp_path / "out", exact=True))
+    assert len(calls) == len(CHATS)
 
 
 @pytest.mark.parametrize("name", [name for name in tiny.CONFIGS if name != "llama"])

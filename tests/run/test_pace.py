@@ -33,7 +33,7 @@ class FakeEngine:
         self, clock: Clock, eager: float, compiled: float, cost: float, error: Exception | None = None
     ) -> None:
         self.clock, self.eager, self.seconds_compiled, self.cost, self.error = clock, eager, compiled, cost, error
-        self.compiled, self.history = False, []
+        self.compiled, self.history, self.made_with = False, [], {"device": "cpu"}
 
     def set_compiled(self, compiled: bool) -> None:
         self.compiled, self.pending = compiled, self.cost if compiled else 0.0
@@ -101,22 +101,42 @@ def test_what_an_earlier_run_measured_decides_at_once(clock: Clock) -> None:
         assert pace.measured is None
 
 
-def test_a_remembered_size_that_does_not_fit_any_more_is_replaced_by_what_does(clock: Clock) -> None:
-    known = Speed(16, 0.01, compiled=0.005, compiled_batch_tokens=16, compile_seconds=20.0)
-    pace = Pace(FakeEngine(clock, 0.01, 0.01, 20.0), TokenBudget(SIZES), "auto", 1000, lambda text: None, known)
-    assert pace.next_size() == 16
-    pace.limit(5)
-    run(pace, 5)
+def test_a_remembered_size_that_does_not_fit_any_more_gives_way_to_those_that_do(clock: Clock) -> None:
+    known = Speed(32, 0.01, compiled=0.005, compiled_batch_tokens=32, compile_seconds=20.0)
+    pace = Pace(FakeEngine(clock, 0.01, 0.01, 20.0), TokenBudget((8, 16, 32)), "off", 1000, lambda text: None, known)
+    assert pace.next_size() == 32
+    pace.limit(30)
+    run(pace, 8)
+    assert pace.measured == Speed(16, pytest.approx(0.01, rel=0.01))
+
+
+def test_sizes_that_do_not_fit_are_not_tried_again_with_compiled_layers(clock: Clock) -> None:
+    pace = Pace(FakeEngine(clock, 0.01, 0.004, 1.0), TokenBudget((8, 16, 32)), "auto", 10**6, lambda text: None)
+    pace.limit(32)
+    sizes = []
+    for _ in range(20):
+        sizes.append(pace.next_size())
+        pace.forward(batch_of(sizes[-1]), sizes[-1])
+    assert max(sizes) == 16
     found = pace.measured
-    assert found == Speed(5, pytest.approx(0.01, rel=0.01))
-    # The next run begins with it, though it is none of the sizes that are tried.
-    after = Pace(FakeEngine(clock, 0.01, 0.01, 20.0), TokenBudget(SIZES), "auto", 1000, lambda text: None, found)
-    assert after.next_size() == 5
-    # One whose size was given takes that.
-    assert (
-        Pace(FakeEngine(clock, 0.01, 0.01, 20.0), TokenBudget.fixed(8), "off", 9, lambda _: None, found).next_size()
-        == 8
-    )
+    assert found is not None
+    assert (found.batch_tokens, found.compiled_batch_tokens) == (16, 16)
+
+
+def test_a_size_that_a_full_device_left_is_not_remembered(clock: Clock) -> None:
+    pace = Pace(FakeEngine(clock, 0.01, 0.01, 20.0), TokenBudget(SIZES), "off", 1000, lambda text: None)
+    pace.limit(7)
+    assert pace.next_size() == 3
+    run(pace, 8)
+    assert pace.measured is None
+
+
+def test_compiled_layers_of_one_size_are_judged_once_they_were_timed(clock: Clock) -> None:
+    notes: list[str] = []
+    engine = FakeEngine(clock, eager=0.01, compiled=0.02, cost=1.0)
+    run(Pace(engine, TokenBudget.fixed(8), "auto", 1_000_000, notes.append), 12)
+    assert engine.history == [False] * 3 + [True] * 3 + [False] * 6
+    assert notes == ["compiled layers are no faster here; going on with layers as they are"]
 
 
 def test_off_never_compiles_and_on_always_does(clock: Clock) -> None:
@@ -150,15 +170,9 @@ def test_speeds_are_remembered_by_key_and_a_damaged_file_is_as_none(tmp_path: Pa
 
 
 def test_runs_that_compute_otherwise_remember_apart() -> None:
-    key = partial(speed_key, "0" * 64, ("layer 1",), torch.bfloat16, torch.device("cpu"))
-    ways = [{}, {"tp": 2}, {"attention": "sdpa"}, {"attention": "eager"}, {"top_logits": 8}]
-    assert len({key(**way) for way in ways}) == len(ways)
-    assert key() == key(tp=1, attention=None, top_logits=0)
-
-
-def test_a_machine_that_multiplies_in_float32_remembers_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = set()
-    for faster in (True, False):
-        monkeypatch.setattr("hiddentap.capture.run.speeds.float32_is_faster", lambda *_, faster=faster: faster)
-        keys.add(speed_key("0" * 64, ("layer 1",), torch.bfloat16, torch.device("cpu")))
-    assert len(keys) == 2
+    key = partial(speed_key, "0" * 64, ("layer 1",), torch.bfloat16)
+    cpu = {"device": "cpu"}
+    engines = [cpu, cpu | {"products": "in float32"}, cpu | {"tensor_parallel": 2}, {"device": "NVIDIA H200"}]
+    ways = [{}, {"attention": "sdpa"}, {"attention": "eager"}, {"top_logits": 8}]
+    assert len({key(engine, **way) for engine in engines for way in ways}) == len(engines) * len(ways)
+    assert key(cpu) == key({"device": "cpu"}, attention=None, top_logits=0)
