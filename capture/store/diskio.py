@@ -15,6 +15,8 @@ from ...models.errors import RunError, UsageError
 from .errors import DiskFullError, ShardError
 
 COPY_BYTES = 4 << 20
+# So much is written before the disk is told to begin with it: its work is then done beside ours, and little is left for the seal.
+WRITE_BACK_BYTES = 64 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -151,10 +153,13 @@ class UnsealedFile:
         self.target = target
         self.path = target.with_name(target.name + suffix)
         self._fd: int | None = create_file(self.path)
+        self._held_back: list[tuple[int, int]] = []
+        self._held_bytes = 0
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     @property
     def fd(self) -> int:
+        """Raises RunError once the file is sealed or discarded."""
         if self._fd is None:
             raise RunError(f"{self.path} is closed: it was sealed or discarded.")
         return self._fd
@@ -167,6 +172,7 @@ class UnsealedFile:
     def write(self, data: Buffer, offset: int) -> None:
         with full_disk_explained(self.target, offset + len(data)):
             write_all(self.fd, data, offset)
+        self._write_back(offset, len(data))
 
     def read(self, view: memoryview, offset: int) -> None:
         read_all(self.fd, view, offset, self.path)
@@ -174,6 +180,7 @@ class UnsealedFile:
     def copy_from(self, source: int, source_start: int, start: int, count: int, path: Path) -> None:
         with full_disk_explained(self.target, start + count):
             copy_range(source, source_start, self.fd, start, count, path)
+        self._write_back(start, count)
 
     def seal(self, header: bytes) -> None:
         """Data and header to disk first, the header's length after them, the name last."""
@@ -191,6 +198,15 @@ class UnsealedFile:
         if self._fd is not None:
             self._close()
             self.path.unlink(missing_ok=True)
+
+    def _write_back(self, offset: int, count: int) -> None:
+        self._held_back.append((offset, count))
+        self._held_bytes += count
+        if self._held_bytes >= WRITE_BACK_BYTES:
+            for written in self._held_back:
+                # Advice that a dirty range is not needed makes the system begin to write it, without waiting for it.
+                os.posix_fadvise(self.fd, *written, os.POSIX_FADV_DONTNEED)
+            self._held_back, self._held_bytes = [], 0
 
     def _close(self) -> None:
         os.close(self.fd)

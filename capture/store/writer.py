@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -56,11 +56,12 @@ class PlannedShardWriter:
         self._checksums = np.zeros((planned.M, len(columns)), np.uint32)
         self._checked = np.zeros((planned.M, len(columns)), bool)
         self._rejects: dict[int, Reject] = {}
+        self._summing = ThreadPoolExecutor(1, "hiddentap-checksums")
         self._file = UnsealedFile(path)
         try:
             self._file.reserve(self._layout.size)
         except BaseException:
-            self._file.discard()
+            self.discard()
             raise
 
     def write(self, row_start: int, rows: Mapping[str, torch.Tensor]) -> None:
@@ -71,14 +72,20 @@ class PlannedShardWriter:
         twice; nothing of the call is written then. Raises DiskFullError where the file cannot grow.
         """
         checked = [self._checked_rows(name, tensor, row_start) for name, tensor in rows.items()]
+        _ = self._file.fd  # raises where the writer is done
         # Checksums are made beside the writes: both let other threads run, and neither needs the other.
-        with ThreadPoolExecutor(1, "hiddentap-checksums") as summing:
+        sums = [
+            self._summing.submit(self._sum_whole_samples, place, row_start, stop, data) for place, stop, data in checked
+        ]
+        try:
             for place, stop, data in checked:
                 column = self._layout.columns[place]
-                summed = summing.submit(self._sum_whole_samples, place, row_start, stop, data)
                 self._file.write(data, self._layout.start(column.name) + row_start * column.row_bytes)
                 self._written[place, row_start:stop] = True
-                summed.result()
+        finally:
+            wait(sums)  # they read memory that is the caller's
+        for summed in sums:
+            summed.result()
 
     def reject(self, position: int, reason: str, detail: Mapping[str, Any] | None = None) -> None:
         """Take the sample at `position` out: its rows, written or not, will not be in the sealed shard."""
@@ -118,6 +125,7 @@ class PlannedShardWriter:
 
     def discard(self) -> None:
         """Remove the temporary file; harmless after `seal`."""
+        self._summing.shutdown()
         self._file.discard()
 
     def _checked_rows(self, name: str, tensor: torch.Tensor, row_start: int) -> tuple[int, int, memoryview]:

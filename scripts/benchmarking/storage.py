@@ -6,7 +6,8 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -100,39 +101,56 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _readers(setting: Setting, shard: Path, samples: Samples, columns: Columns) -> list[Figure]:
-    """Random samples, each column of one copied into memory of its own."""
+    """Random samples, each column of one copied into memory of its own; a worker of torch's DataLoader has one thread."""
     dataset = CapturedDataset(shard)
     rng = np.random.default_rng(0)
     order = rng.integers(0, len(dataset), QUICK_READS if setting.quick else READS).tolist()
     mapped, ranges = _mapped(shard, columns), _ranges(samples)
-    contenders = [
-        Contender("CapturedDataset, random samples", partial(_read_dataset, dataset, order)),
-        Contender("plain memory map + clone", partial(_read_mapped, mapped, ranges, order)),
-    ]
-    for contender in contenders:
-        contender.run()
-    read = run_rounds("reader", contenders, setting.rounds)
-    ours, plain = (read[contender.name] for contender in contenders)
-    figures = [
-        Figure("storage", who, "near", "ms a sample", tuple(1000 * s / len(order) for s in in_order(of)))
-        for who, of in read.items()
-    ]
-    return [*figures, *ratios("storage", "time, CapturedDataset / plain memory map + clone", "near", ours, plain)]
+    figures = []
+    for threads in sorted({1, torch.get_num_threads()}):
+        ours, plain = (
+            f"{who}, {threads} thread{'s'[: threads > 1]}" for who in ("CapturedDataset", "plain memory map + clone")
+        )
+        contenders = [
+            Contender(ours, partial(_read_dataset, dataset, order, threads)),
+            Contender(plain, partial(_read_mapped, mapped, ranges, order, threads)),
+        ]
+        for contender in contenders:
+            contender.run()
+        read = run_rounds("reader", contenders, setting.rounds)
+        figures += [
+            Figure("storage", who, "near", "ms a sample", tuple(1000 * s / len(order) for s in in_order(of)))
+            for who, of in read.items()
+        ]
+        figures += ratios("storage", f"time, {ours} / {plain}", "near", read[ours], read[plain])
+    return figures
 
 
-def _read_dataset(dataset: CapturedDataset, order: Sequence[int]) -> float:
-    start = time.perf_counter()
-    for index in order:
-        dataset[index]
-    return time.perf_counter() - start
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def _read_mapped(mapped: Columns, ranges: Sequence[tuple[int, int]], order: Sequence[int]) -> float:
-    start = time.perf_counter()
-    for index in order:
-        first, stop = ranges[index]
-        _ = {name: tensor[first:stop].clone() for name, tensor in mapped.items()}
-    return time.perf_counter() - start
+def _read_dataset(dataset: CapturedDataset, order: Sequence[int], threads: int) -> float:
+    with _threads(threads):
+        start = time.perf_counter()
+        for index in order:
+            dataset[index]
+        return time.perf_counter() - start
+
+
+def _read_mapped(mapped: Columns, ranges: Sequence[tuple[int, int]], order: Sequence[int], threads: int) -> float:
+    with _threads(threads):
+        start = time.perf_counter()
+        for index in order:
+            first, stop = ranges[index]
+            _ = {name: tensor[first:stop].clone() for name, tensor in mapped.items()}
+        return time.perf_counter() - start
 
 
 def _mapped(shard: Path, columns: Columns) -> Columns:

@@ -307,3 +307,27 @@ def test_a_quota_that_speaks_up_at_the_seal_is_told_as_a_full_disk(tmp_path: Pat
         with pytest.raises(DiskFullError, match=r"no room for shard-000000.safetensors .*quota"):
             writer.seal()
     assert names(tmp_path) == []
+
+
+def test_the_disk_begins_with_what_is_written_long_before_the_seal(tmp_path: Path, monkeypatch) -> None:
+    advised: list[tuple[int, int]] = []
+    advice = os.posix_fadvise
+
+    def noted(fd: int, offset: int, length: int, kind: int) -> None:
+        assert kind == os.POSIX_FADV_DONTNEED
+        advised.append((offset, length))
+        advice(fd, offset, length, kind)
+
+    monkeypatch.setattr("hiddentap.capture.store.diskio.os.posix_fadvise", noted)
+    monkeypatch.setattr("hiddentap.capture.store.diskio.WRITE_BACK_BYTES", 3 * 4096)
+    shard, samples = planned(10)
+    rows = torch.arange(10 * 1024, dtype=torch.float32).view(10, 1024)
+    with PlannedShardWriter(tmp_path / NAME, shard, samples, BIG, {}) as writer:
+        for row in range(10):
+            writer.write(row, {"aux_hidden_states": rows[row : row + 1]})
+            assert len(advised) == (row + 1) // 3 * 3
+        sealed = writer.seal()
+    (start, length), *_ = advised
+    assert [offset - start for offset, _ in advised] == [4096 * row for row in range(9)]
+    assert length == 4096
+    assert torch.equal(sealed.rows("aux_hidden_states", 0, 10), rows)
