@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -153,7 +154,8 @@ class UnsealedFile:
         self.target = target
         self.path = target.with_name(target.name + suffix)
         self._fd: int | None = create_file(self.path)
-        self._held_back: list[tuple[int, int]] = []
+        # Offset and count of each write in turn; numbers side by side, since small objects that stay would split the heap up.
+        self._held_back = array("q")
         self._held_bytes = 0
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
@@ -200,13 +202,13 @@ class UnsealedFile:
             self.path.unlink(missing_ok=True)
 
     def _write_back(self, offset: int, count: int) -> None:
-        self._held_back.append((offset, count))
+        self._held_back.extend((offset, count))
         self._held_bytes += count
         if self._held_bytes >= WRITE_BACK_BYTES:
-            for written in self._held_back:
+            for start, length in zip(self._held_back[::2], self._held_back[1::2], strict=True):
                 # Advice that a dirty range is not needed makes the system begin to write it, without waiting for it.
-                os.posix_fadvise(self.fd, *written, os.POSIX_FADV_DONTNEED)
-            self._held_back, self._held_bytes = [], 0
+                os.posix_fadvise(self.fd, start, length, os.POSIX_FADV_DONTNEED)
+            self._held_back, self._held_bytes = array("q"), 0
 
     def _close(self) -> None:
         os.close(self.fd)
