@@ -9,10 +9,25 @@ import statistics
 
 import torch
 
+from ...models.errors import RunError
+
 # Sizes worth trying. On CPUs the best was 2048 on one machine and 4096 on another; accelerators want more.
 CPU_SIZES = (1024, 2048, 4096)
 ACCELERATOR_SIZES = (4096, 8192, 16384, 32768)
 TRIES = 3
+
+
+def too_large(sample: str, device: torch.device) -> RunError:
+    """The error about one sample, in words, that does not fit the memory of `device` even alone in its batch."""
+    return RunError(
+        f"{sample} does not fit the memory of {device}; lower --max-length, or spread the model over more memory."
+    )
+
+
+def make_room(device: torch.device) -> None:
+    """Give back what a forward that did not fit has left cached on `device`."""
+    if device.type != "cpu":
+        torch.accelerator.empty_cache()
 
 
 class TokenBudget:

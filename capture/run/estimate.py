@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ...models.errors import RunError, UsageError
+from ...models.errors import UsageError
 from ..data import Audit, ImageProcessor, Item, RejectGate, Sample, audit, image_processor_of, tokenise
 from ..progress import Progress, Silent
 from .batches import TokenBatch, batch_end, token_batch
+from .budget import make_room, too_large
 from .engine import Engine
 from .offline import backend_of
 from .planned_images import require_engine_for_images
@@ -100,10 +101,8 @@ def _keeping(items: Iterable[Item], kept: list[Sample]) -> Iterator[Item]:
 def _smaller(budget: int, longest: int, device: torch.device, progress: Progress) -> int:
     """Half of a budget whose batch did not fit the device; raises RunError where that was one sample already."""
     if budget <= longest:
-        raise RunError(
-            f"a sample of up to {longest} tokens does not fit the memory of {device}; "
-            "lower --max-length, or spread the model over more memory."
-        )
+        raise too_large(f"a sample of up to {longest} tokens", device)
+    make_room(device)
     progress.note(f"a batch of {budget} positions did not fit {device}; trying {budget // 2}")
     return budget // 2
 

@@ -16,6 +16,7 @@ from ..progress import Progress
 from ..store import Column, OutputFolder, Plan, PlannedShard, PlannedShardWriter, Shard, ShardSamples
 from .background import Background
 from .batches import TokenBatch, batch_end, token_batch
+from .budget import make_room, too_large
 from .engine import Engine
 from .pace import Pace
 from .planned_images import PlannedImages
@@ -165,14 +166,10 @@ class ShardRun:
         """After a batch that did not fit the device; raises RunError where it was one sample already."""
         positions = tokens.positions
         if self.pace is None or positions.B == 1:
-            raise RunError(
-                f"sample {shard.ids[tokens.first]!r} of {positions.S} tokens does not fit the memory of {self.engine.device}; "
-                "lower --max-length, or spread the model over more memory."
-            )
+            raise too_large(f"sample {shard.ids[tokens.first]!r} of {positions.S} tokens", self.engine.device)
         failed = positions.B * positions.S
         self.pace.limit(failed)
-        if self.engine.device.type != "cpu":
-            torch.accelerator.empty_cache()
+        make_room(self.engine.device)
         self.progress.note(f"a batch of {failed} positions did not fit {self.engine.device}; trying smaller ones")
 
     def _store(

@@ -77,9 +77,12 @@ def test_requests_that_meet_at_the_same_length_by_different_ways_can_be_merged(n
             step(name, IDS[1:2, position : position + 1], grown)
         return [whole, grown]
 
-    # Each alone, as transformers goes on: a recurrent layer that went by steps is off a whole forward by roundings of its own.
+    merged = step(name, IDS[:2, 10:11], merge(caches()))[:, 0]
     alone = torch.cat([step(name, IDS[i : i + 1, 10:11], cache) for i, cache in enumerate(caches())])
-    close(step(name, IDS[:2, 10:11], merge(caches()))[:, 0], alone[:, 0])
+    close(merged, alone[:, 0])
+    # By steps, the delta rule of transformers itself is off a whole forward: 1.5e-5 on a CPU with AVX-512, without any merge.
+    if name != "qwen3_next":
+        close(merged, plain(name, IDS[:2, :11]))
 
 
 @pytest.mark.parametrize("name", FIELDS)
