@@ -82,5 +82,6 @@ def speed_key(
     """
     engine = " ".join(f"{name} {value}" for name, value in sorted(made_with.items()))
     more = (f" attention {attention}" if attention else "") + (f" top {top_logits}" if top_logits else "")
-    machine = f"{platform.machine()} {torch.get_num_threads()} torch {torch.__version__}"
+    threads = torch.get_num_threads() if made_with["device"] == "cpu" else 0
+    machine = f"{platform.machine()} {threads} torch {torch.__version__}"
     return f"{config_sha256[:16]} {taps[-1]} {dtype} {engine} {machine}{more}"

@@ -176,3 +176,15 @@ def test_runs_that_compute_otherwise_remember_apart() -> None:
     ways = [{}, {"attention": "sdpa"}, {"attention": "eager"}, {"top_logits": 8}]
     assert len({key(engine, **way) for engine in engines for way in ways}) == len(engines) * len(ways)
     assert key(cpu) == key({"device": "cpu"}, attention=None, top_logits=0)
+
+
+def test_threads_part_speeds_of_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keys(device: str) -> set[str]:
+        found = set()
+        for threads in (2, 4):
+            monkeypatch.setattr("hiddentap.capture.run.speeds.torch.get_num_threads", lambda threads=threads: threads)
+            found.add(speed_key("0" * 64, ("layer 1",), torch.bfloat16, {"device": device}))
+        return found
+
+    assert len(keys("cpu")) == 2
+    assert len(keys("NVIDIA H200")) == 1
