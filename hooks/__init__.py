@@ -1,28 +1,43 @@
-"""How values leave a model: taps on its layers, the residual stream read from a layer, early stop."""
+"""Taps on a model's layers, reading of the residual stream, early stop."""
 
-from .causality import require_causal
 from .collector import Collector, drop_inert_hooks
+from .company import AtOnce, Company, one_after_the_other
 from .compiled import compiled_layers
 from .errors import TapError
 from .logits import LogitsHead, TopLogits, find_logits_head
-from .positions import PositionsError, RealPositions, lone_pad_id, real_positions
+from .positions import (
+    Held,
+    LengthTypeError,
+    PositionsError,
+    RealPositions,
+    has_state,
+    lone_pad_id,
+    real_before,
+    real_positions,
+)
 from .slots import ClonedStates, GatheredRows
 from .tap import ActiveTap, Captured, tap
-from .taps import Final, Taps
+from .tapped_model import TappedModel, find_taps, find_taps_without_weights
+from .taps import Final, Taps, with_post_norm
 from .truth import FinalNorm, Truth, Watch, probe
 
 __all__ = [
     "ActiveTap",
+    "AtOnce",
     "Captured",
     "ClonedStates",
     "Collector",
+    "Company",
     "Final",
     "FinalNorm",
     "GatheredRows",
+    "Held",
+    "LengthTypeError",
     "LogitsHead",
     "PositionsError",
     "RealPositions",
     "TapError",
+    "TappedModel",
     "Taps",
     "TopLogits",
     "Truth",
@@ -30,9 +45,14 @@ __all__ = [
     "compiled_layers",
     "drop_inert_hooks",
     "find_logits_head",
+    "find_taps",
+    "find_taps_without_weights",
+    "has_state",
     "lone_pad_id",
+    "one_after_the_other",
     "probe",
+    "real_before",
     "real_positions",
-    "require_causal",
     "tap",
+    "with_post_norm",
 ]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..models.adapters import Adapter
-from ..models.compilation import untraced
 from ..models.decoder import Decoder
+from ..models.modules import untraced
 from .errors import TapError
 from .residual import entering, entering_norm, leaving, leaving_norm
 from .slots import Slots
@@ -64,7 +64,7 @@ class OutputHook(TapHook):
 
     @_untraced
     def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        if self._collector is not None and self._collector.listening:
+        if self._collector is not None and self._collector.hears(self._where):
             self._collector.receive(self._slot, leaving(self._collector.adapter, output, self._where))
 
 
@@ -72,9 +72,9 @@ class InputHook(TapHook):
     """Takes the residual stream from the arguments of a decoder layer."""
 
     @_untraced
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._collector is not None and self._collector.listening:
-            self._collector.receive(self._slot, entering(self._collector.adapter, args, kwargs, self._where))
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        if self._collector is not None and self._collector.hears(self._where):
+            self._collector.receive(self._slot, entering(self._collector.adapter, args, kwargs or {}, self._where))
 
 
 class LastLayerHook(TapHook):
@@ -99,14 +99,18 @@ class NormInputHook(TapHook):
     """Takes what enters the final norm after the last layer."""
 
     @_untraced
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         if self._collector is not None and self._collector.after_layers:
-            self._collector.receive(self._slot, entering_norm(self._collector.adapter, args, kwargs, self._where))
+            self._collector.receive(self._slot, entering_norm(self._collector.adapter, args, kwargs or {}, self._where))
+
+
+def _inside_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 @dataclass
 class _Forward:
-    """What one armed forward has seen so far; `seen` holds shape and dtype of each tap's first state."""
+    """State of one armed forward; `seen` holds shape and dtype of each tap's first state."""
 
     slots: Slots
     B: int
@@ -129,10 +133,16 @@ class Collector:
     ignored.
     """
 
-    def __init__(self, decoder: Decoder, taps: Taps, norm: nn.Module | None = None) -> None:
-        """`norm`: the final norm; needed when `taps` ask for its states."""
+    def __init__(
+        self, decoder: Decoder, taps: Taps, norm: nn.Module | None = None, *, every_forward: bool = False
+    ) -> None:
+        """Make hooks that are on no module yet.
+
+        norm: the final norm; needed when `taps` ask for its states.
+        every_forward: while attached, every forward of a tapped layer must be collected: one that is not is an error.
+        """
         self.taps = taps
-        self._decoder, self._norm = decoder, norm
+        self._decoder, self._norm, self._every_forward = decoder, norm, every_forward
         self._handles: list[RemovableHandle] = []
         self._local = threading.local()
 
@@ -177,9 +187,42 @@ class Collector:
     def listening(self) -> bool:
         return getattr(self._local, "forward", None) is not None
 
+    def hears(self, where: str) -> bool:
+        """Return whether a state that `where` shows now is to be taken.
+
+        Raises:
+            TapError: it is not, though every forward is to be collected.
+        """
+        if self.is_ignoring:
+            return False
+        if self.listening:
+            return True
+        if self._every_forward and not _inside_backward():
+            raise TapError(
+                f"{where} of {type(self._decoder.model).__name__} ran while capture is on, but not in a call of that model "
+                "itself, so its states would be lost. Wrappers (peft, torch.compile, a base model, generate() of an inner model) "
+                "reach the layers by another way: turn capture on for the module whose call reaches them (of a PeftModel "
+                "get_base_model() for generate()), wrap it after with_capture, or stop capturing with clear_layers_to_capture()."
+            )
+        return False
+
+    @property
+    def is_ignoring(self) -> bool:
+        return getattr(self._local, "ignoring", False)
+
+    @contextmanager
+    def ignoring(self) -> Iterator[None]:
+        """Let forwards of this thread pass uncollected inside the block."""
+        before = getattr(self._local, "ignoring", False)
+        self._local.ignoring = True
+        try:
+            yield
+        finally:
+            self._local.ignoring = before
+
     @property
     def after_layers(self) -> bool:
-        """Whether the armed forward has passed its last decoder layer."""
+        """Return whether the armed forward has passed its last decoder layer."""
         return self.listening and self._local.forward.layers_done
 
     def layers_done(self) -> None:
@@ -196,6 +239,7 @@ class Collector:
             raise TapError(
                 "a captured forward of these taps is already under way in this thread; they cannot be nested."
             )
+        self._come_last()
         forward = _Forward(slots, B, S, stop, [0] * len(self.taps.names))
         self._local.forward = forward
         try:
@@ -207,9 +251,25 @@ class Collector:
             self._local.forward = None
         self._check(forward)
 
+    @contextmanager
+    def set_aside(self) -> Iterator[tuple[Tensor, ...]]:
+        """Pause the armed forward inside the block, where others may be armed in this thread; yield what its taps hold."""
+        forward, self._local.forward = getattr(self._local, "forward", None), None
+        try:
+            yield () if forward is None else forward.slots.held
+        finally:
+            self._local.forward = forward
+
+    def _come_last(self) -> None:
+        """Put the hooks behind those that were registered after them: what those change is what the next module sees."""
+        for handle in self._handles:
+            hooks = handle.hooks_dict_ref()
+            if hooks and next(reversed(hooks)) != handle.id:
+                hooks.move_to_end(handle.id)
+
     def receive(self, slot: int, state: Tensor) -> None:
-        """Called by the hooks while armed."""
-        if torch._C._current_graph_task_id() != -1:  # inside backward
+        """Take the state of one tap; called by the hooks while armed."""
+        if _inside_backward():
             return
         forward: _Forward = self._local.forward
         forward.fired[slot] += 1

@@ -12,7 +12,7 @@ from ..models.decoder import Decoder
 
 @contextmanager
 def compiled_layers(decoder: Decoder) -> Iterator[None]:
-    """Each decoder layer's `forward` is compiled inside the block, with dynamic shapes; afterwards it is as it was.
+    """Compile each decoder layer's `forward` inside the block, with dynamic shapes; restore it afterwards.
 
     The forward and not the call: hooks run around it, as they do on a layer that is not compiled, so they are never traced and
     never missed. Layers of one class share one graph.

@@ -1,4 +1,4 @@
-"""What a tap says when the model does not give what it was attached for."""
+"""Error of a tap whose model does not give what it was attached for."""
 
 from ..models.errors import RunError
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.call import eagerly, few_ids, input_device, without_cache
-from ..models.config import text_config
+from ..models.config import model_config, text_config
 from ..models.decoder import Decoder
 from .collector import Collector
 from .errors import TapError
@@ -26,7 +26,7 @@ class TopLogits:
     """The largest logits of T rows.
 
     Attributes:
-        values, ids: (T, k) float32 and int32, by descending logit.
+        values, ids: (T, k) float32 and int32, by descending logit; NaN and -1 in places behind a cut by top-p.
         logsumexp: (T,) float32 over the whole vocabulary: exp(values - logsumexp) are probabilities, and what they leave to 1 is
             the tail.
     """
@@ -38,25 +38,34 @@ class TopLogits:
 
 @dataclass(frozen=True)
 class LogitsHead:
-    """What turns post-norm rows into logits, as this model does it."""
+    """The head of a model, which turns post-norm rows into logits."""
 
     lm_head: nn.Module
     after: Callable[[Tensor], Tensor]
 
-    def top(self, post_norm: Tensor, k: int) -> TopLogits:
-        """The k largest logits of each row of (T, H), in chunks of rows."""
-        parts = [self._top(rows, k) for rows in self._chunks(post_norm)]
+    def top(self, post_norm: Tensor, k: int, p: float = 1.0) -> TopLogits:
+        """Return the k largest logits of each row of (T, H), in chunks of rows.
+
+        p: of these, keep the fewest whose probabilities, over the whole vocabulary, add up to p or more; all k where they do not.
+        """
+        parts = [self._top(rows, k, p) for rows in self._chunks(post_norm)]
         values, ids, sums = (torch.cat(column) for column in zip(*parts, strict=True))
         return TopLogits(values, ids, sums)
 
     def logits(self, post_norm: Tensor) -> Tensor:
-        """(..., H) to (..., V), in the dtype the model gives."""
+        """Return (..., V) logits of (..., H) states, in the model's own dtype."""
         return self.after(self.lm_head(post_norm))
 
-    def _top(self, rows: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _top(self, rows: Tensor, k: int, p: float) -> tuple[Tensor, Tensor, Tensor]:
         logits = self.logits(rows).float()
         values, ids = logits.topk(k, dim=-1)
-        return values, ids.to(torch.int32), logits.logsumexp(-1)
+        total = logits.logsumexp(-1)
+        if p < 1:
+            probabilities = (values - total[:, None]).exp()
+            # What comes before a place is summed, so the token that crosses p is kept.
+            cut = probabilities.cumsum(-1) - probabilities >= p
+            values, ids = values.masked_fill(cut, torch.nan), ids.masked_fill(cut, -1)
+        return values, ids.to(torch.int32), total
 
     def _chunks(self, rows: Tensor) -> Iterator[Tensor]:
         return iter(torch.split(rows, max(CHUNK_BYTES // (4 * self.vocabulary), 1)))
@@ -89,7 +98,7 @@ def find_logits_head(decoder: Decoder, norm: nn.Module) -> LogitsHead:
     post_norm = slots.states[0]
     if post_norm is not None:
         made = lm_head(post_norm)
-        for after in _known_steps(text_config(getattr(model, "config", None))):
+        for after in _known_steps(text_config(model_config(model))):
             if torch.allclose(after(made).float(), logits.float(), rtol=1e-5, atol=1e-5):
                 return LogitsHead(lm_head, after)
     raise TapError(

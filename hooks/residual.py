@@ -15,11 +15,12 @@ from torch.distributed.tensor import DTensor
 
 from ..models.adapter_names import how_to_name
 from ..models.adapters import Adapter, StreamError, the_only_state
+from ..models.decoder import Decoder
 from .errors import TapError
 
 
 def leaving(adapter: Adapter | None, output: Any, where: str) -> Tensor:
-    """The state in what a decoder layer returned, read by `adapter`, or plainly where that is None.
+    """Return the state in what a decoder layer returned, read by `adapter`, or plainly where that is None.
 
     Raises:
         TapError: the output does not hold it in the expected form.
@@ -33,7 +34,7 @@ def leaving(adapter: Adapter | None, output: Any, where: str) -> Tensor:
 
 
 def entering(adapter: Adapter | None, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Tensor:
-    """The state among the arguments of a decoder layer, read by `adapter`, or plainly where that is None.
+    """Return the state among the arguments of a decoder layer, read by `adapter`, or plainly where that is None.
 
     Raises:
         TapError: the arguments do not hold it in the expected form.
@@ -49,7 +50,7 @@ def entering(adapter: Adapter | None, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def read_output(output: Any, where: str) -> Tensor:
-    """The residual stream in a decoder layer's output.
+    """Return the residual stream in a decoder layer's output.
 
     Raises:
         TapError: no tensor first, or another tensor in the tuple is as wide as it.
@@ -67,7 +68,7 @@ def read_output(output: Any, where: str) -> Tensor:
 
 
 def read_input(args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Tensor:
-    """The residual stream among the arguments of a decoder layer or a norm: the first positional tensor, or `hidden_states`.
+    """Return the residual stream among a layer's or norm's arguments: the first positional tensor, or `hidden_states`.
 
     Raises:
         TapError: there is no such tensor, or what the first argument holds is none.
@@ -79,7 +80,7 @@ def read_input(args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Ten
 
 
 def entering_norm(adapter: Adapter | None, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Tensor:
-    """The state among the arguments of the final norm.
+    """Return the state among the arguments of the final norm.
 
     Raises:
         TapError: there is none, or two, which the norm adds and only an adapter for pairs reads.
@@ -91,12 +92,47 @@ def entering_norm(adapter: Adapter | None, args: tuple[Any, ...], kwargs: dict[s
 
 
 def leaving_norm(output: Any) -> Tensor:
-    """What the final norm returned, or the first item of it: a norm that also adds returns the sum beside it."""
+    """Return the final norm's output, or its first item: a norm that also adds returns the sum beside it."""
     return local(output[0] if isinstance(output, tuple) else output)
 
 
+def form_fault(decoder: Decoder, state: Tensor, where: str) -> str | None:
+    """Return why `state` is not one residual stream of the hidden width; None if it may be."""
+    if decoder.adapter is not None or not decoder.widths:
+        return None
+    H = max(decoder.widths)
+    if state.ndim == 4 and state.shape[-1] in decoder.widths:
+        return (
+            f"{where} handles {describe(state)}: several residual streams of width {state.shape[-1]}. "
+            f"{how_to_name('hyper_connections.mean', 'hyper_connections.streams', 'altup.streams')}"
+        )
+    if state.ndim == 3 and state.shape[-1] > H and state.shape[-1] % H == 0:
+        return (
+            f"{where} handles {describe(state)}: {state.shape[-1] // H} times as wide as the embeddings, so several residual "
+            f"streams side by side. {how_to_name('hyper_connections.mean', 'hyper_connections.streams')}"
+        )
+    return None
+
+
+def blocks_beside(
+    decoder: Decoder, state: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], where: str
+) -> str | None:
+    """Return why a layer's input is only part of the stream (completed blocks (B, S, K, H) beside it); None if it is not."""
+    if decoder.adapter is not None:
+        return None
+    B, S, H = state.shape if state.ndim == 3 else (0, 0, 0)
+    blocks = (v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.ndim == 4 and v.is_floating_point())
+    beside = next((v for v in blocks if v.shape[:2] == (B, S) and v.shape[-1] == H), None)
+    if beside is None:
+        return None
+    return (
+        f"{where} takes in {describe(beside)} beside its state {tuple(state.shape)}: completed blocks of the residual stream, "
+        f"of which the state is only the running part. {how_to_name('attention_residuals.prefix')}"
+    )
+
+
 def local(state: Tensor) -> Tensor:
-    """The plain tensor behind one that is still being gathered, or is spread over a tensor-parallel group.
+    """Return the plain tensor behind one that is still being gathered, or is spread over a tensor-parallel group.
 
     The second is a collective: every rank of the group reaches it, since all tap the same layers.
     """
@@ -108,7 +144,7 @@ def local(state: Tensor) -> Tensor:
 
 
 def describe(value: Any) -> str:
-    """A short account of a value for messages: types and shapes, never contents."""
+    """Return a short account of a value for messages: types and shapes, never contents."""
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)}"
     if isinstance(value, (tuple, list)):
@@ -117,7 +153,7 @@ def describe(value: Any) -> str:
 
 
 def _look_alike(first: Tensor, other: Tensor) -> bool:
-    """Whether a second tensor could be a part of the stream: one for each position and as wide. Attention maps are 4-D."""
+    """Return whether a second tensor could be a part of the stream: one for each position and as wide. Attention maps are 4-D."""
     return other.is_floating_point() and other.ndim in (2, 3) and other.shape[-1] == first.shape[-1]
 
 

@@ -1,4 +1,4 @@
-"""Where a hook puts the tensor it saw: fixed slots, filled once per forward."""
+"""Fixed slots for the tensors that hooks see, filled once per forward."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ class Slots(Protocol):
     def store(self, slot: int, state: Tensor) -> None:
         """Keep `state` (B, S, H) for tap `slot`, in memory that the model does not own."""
 
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        """Return what is kept so far."""
+
 
 class ClonedStates:
     """Whole states, one clone per tap; gradients flow through where autograd is on."""
@@ -24,6 +28,10 @@ class ClonedStates:
     def store(self, slot: int, state: Tensor) -> None:
         # A clone, since a later in-place add or a reused output buffer would change a mere reference.
         self.states[slot] = state.clone()
+
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        return tuple(state for state in self.states if state is not None)
 
 
 class GatheredRows:
@@ -55,6 +63,10 @@ class GatheredRows:
             torch.index_select(rows, 0, self._index.to(rows.device), out=target)
         else:  # a model spread over several devices: its rows meet on the device of the first tap
             target.copy_(self._gathered(rows))
+
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        return (*(() if self.aux_hidden_states is None else (self.aux_hidden_states,)), *self.norms.values())
 
     def _gathered(self, rows: Tensor) -> Tensor:
         if self._index is None:

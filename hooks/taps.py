@@ -1,13 +1,13 @@
-"""Which tensors are asked for: taps as a value."""
+"""The requested tensors: taps as a value."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
+from ..models.choices import Final as Final
 from ..models.errors import UsageError
 
-Final = Literal["none", "pre", "post", "both"]
 FINALS: tuple[str, ...] = get_args(Final)
 
 
@@ -37,10 +37,11 @@ class Taps:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """One readable name a tap, in slot order: the boundaries, then pre-norm, then post-norm."""
+        """Return one readable name a tap, in slot order: the boundaries, then pre-norm, then post-norm."""
         norms = [name for name, asked in (("pre-norm", self.pre_norm), ("post-norm", self.post_norm)) if asked]
         return tuple(f"boundary {b}" for b in self.boundaries) + tuple(norms)
 
-    def with_post_norm(self) -> Taps:
-        """The same taps and post-norm."""
-        return Taps(self.boundaries, "both" if self.pre_norm else "post")
+
+def with_post_norm(final: Final) -> Final:
+    """Return `final` with post-norm added."""
+    return "both" if final in ("pre", "both") else "post"

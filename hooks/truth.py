@@ -6,6 +6,7 @@ last layer and the model's head, tells which module is the final norm: it is loo
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from ..models.adapter_names import how_to_name
-from ..models.bits import same_bits
-from ..models.call import eagerly, few_ids, without_cache
+from ..models.call import eagerly, few_ids, randomness_kept, without_cache
 from ..models.decoder import Decoder
-from ..models.wrappers import unwrapped
+from ..models.modules import same_bits, unwrapped
 from .errors import TapError
-from .forms import blocks_beside, form_fault
-from .residual import entering, entering_norm, leaving
+from .residual import blocks_beside, describe, entering, entering_norm, form_fault, leaving
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class FinalNorm:
 
 @dataclass(frozen=True)
 class Truth:
-    """What one watched forward showed.
+    """Observations of one watched forward.
 
     Attributes:
         visits: how often each of the n layers ran.
@@ -66,7 +65,7 @@ class Truth:
                 raise TapError(f"boundary {b} of {type(decoder.model).__name__} cannot be tapped: {self.broken[b]}")
 
     def require_norm(self, decoder: Decoder) -> FinalNorm:
-        """The final norm, or TapError."""
+        """Return the final norm, or TapError."""
         if self.norm is None:
             raise TapError(
                 f"no final norm was found after {decoder.layer_path(decoder.n - 1)} of {type(decoder.model).__name__}, so "
@@ -76,10 +75,12 @@ class Truth:
 
 
 class Watch:
-    """Temporary hooks that follow one forward from layer to layer, holding one state at a time."""
+    """Temporary hooks that follow one forward of this thread from layer to layer, holding one state at a time."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, shape: tuple[int, int] | None = None) -> None:
+        """`shape`: B and S of the forward, to be found in every state; None where a collector looks for them already."""
+        self._decoder, self._shape = decoder, shape
+        self._thread = threading.get_ident()
         self._visits = [0] * decoder.n
         self._broken: dict[int, str] = {}
         self._last: tuple[int, Tensor] | None = None
@@ -104,7 +105,7 @@ class Watch:
             self._last = None
 
     def truth(self) -> Truth:
-        """What was seen; to be asked after the forward."""
+        """Return what the forward showed; call it afterwards."""
         beside_layers, widths = self._decoder.layers_path.rpartition(".")[0], self._decoder.widths
         norms = [(norm, is_equal) for norm, is_equal in self._norms if not widths or norm.hidden_size in widths]
         equal = [norm for norm, is_equal in norms if is_equal]
@@ -114,6 +115,11 @@ class Watch:
         norm = next(iter(equal + beside), None)
         return Truth(tuple(self._visits), dict(self._broken), norm, *self._form)
 
+    @property
+    def own_thread(self) -> bool:
+        """Return whether what runs now runs in the thread that is watched: others may use the model at the same time."""
+        return threading.get_ident() == self._thread
+
     def layer_in(self, i: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._norms.clear()  # a norm that ran before a layer is not the final one
         where = self._decoder.layer_path(i)
@@ -122,7 +128,7 @@ class Watch:
         except TapError as unreadable:
             self._broken.setdefault(i, str(unreadable))
             return
-        fault = form_fault(self._decoder, state, where) or blocks_beside(self._decoder, state, args, kwargs, where)
+        fault = self._form_fault(state, where) or blocks_beside(self._decoder, state, args, kwargs, where)
         if fault is not None:
             self._broken.setdefault(i, fault)
             self._broken.setdefault(i + 1, fault)
@@ -139,9 +145,19 @@ class Watch:
             self._broken.setdefault(i + 1, str(unreadable))
             return
         self._last, self._form = (i, state), (state.shape[-1], state.dtype)
-        fault = form_fault(self._decoder, state, where)
+        fault = self._form_fault(state, where)
         if fault is not None:
             self._broken.setdefault(i + 1, fault)
+
+    def _form_fault(self, state: Tensor, where: str) -> str | None:
+        fault = form_fault(self._decoder, state, where)
+        if fault is not None or self._shape is None or state.ndim != 3 or tuple(state.shape[:2]) == self._shape:
+            return fault
+        B, S = self._shape
+        return (
+            f"{where} handles {describe(state)} in a forward of {B} sequences of {S} tokens; expected ({B}, {S}, H), batch first "
+            "and one row for each token."
+        )
 
     def norm_in(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._last is None:
@@ -165,8 +181,10 @@ class _LayerIn:
     watch: Watch
     i: int
 
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.watch.layer_in(self.i, args, kwargs)
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        # Another thread that is inside the module while hooks come and go calls this one without the keyword arguments.
+        if self.watch.own_thread:
+            self.watch.layer_in(self.i, args, kwargs or {})
 
 
 @dataclass(frozen=True)
@@ -175,7 +193,8 @@ class _LayerOut:
     i: int
 
     def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        self.watch.layer_out(self.i, output)
+        if self.watch.own_thread:
+            self.watch.layer_out(self.i, output)
 
 
 @dataclass(frozen=True)
@@ -183,8 +202,9 @@ class _NormIn:
     watch: Watch
     path: str
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.watch.norm_in(self.path, module, args, kwargs)
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        if self.watch.own_thread:
+            self.watch.norm_in(self.path, module, args, kwargs or {})
 
 
 @torch.no_grad()
@@ -194,9 +214,9 @@ def probe(decoder: Decoder, *, tokens: int = 5) -> Truth:
     Raises:
         TapError: the model does not run on plain token ids alone.
     """
-    model, watch = decoder.model, Watch(decoder)
+    model, watch = decoder.model, Watch(decoder, (2, tokens))
     ids = few_ids(model, decoder.vocab_rows, 2, tokens)
-    with watch.watching(), eagerly(model), _refusing(model):
+    with watch.watching(), randomness_kept(model), eagerly(model), _refusing(model):
         model(ids, **without_cache(model))
     return watch.truth()
 

@@ -1,1 +1,1 @@
-"""Which module is which: decoder structure, layer-id conventions, pipeline group, loading."""
+"""Models: decoder structure, layer-id conventions, pipeline group, loading."""

@@ -17,7 +17,7 @@ from .adapters import (
 )
 from .errors import UsageError
 from .kimi import AttentionResidualMixture, AttentionResidualPrefix
-from .wrappers import unwrapped
+from .modules import unwrapped
 
 
 class AdapterError(UsageError):
@@ -42,7 +42,7 @@ ADAPTERS: dict[str, type[Adapter]] = {
 def adapter_named(
     name: str, layers: tuple[nn.Module, ...], layers_path: str, owner: nn.Module, widths: frozenset[int]
 ) -> Adapter:
-    """The adapter called `name` for these layers.
+    """Return the adapter called `name` for these layers.
 
     Raises:
         AdapterError: no adapter has that name, or the layers have not the structure that it reads.
@@ -61,7 +61,7 @@ def adapter_named(
 def adapter_of_structure(
     layers: tuple[nn.Module, ...], layers_path: str, owner: nn.Module, widths: frozenset[int]
 ) -> Adapter | None:
-    """The one adapter that the structure leaves no choice about, or None.
+    """Return the one adapter that the structure leaves no choice about, or None.
 
     A decoder that takes ``deepstack`` features adds visual features between its layers; serving engines tap what enters the
     next layer, after that addition.
@@ -73,7 +73,7 @@ def adapter_of_structure(
 
 
 def how_to_name(*names: str) -> str:
-    """The end of a message that tells which adapters to choose from."""
+    """Return the end of a message that tells which adapters to choose from."""
     choices = "; ".join(f"{name} ({ADAPTERS[name].about})" for name in names)
     return (
         f'This model needs an adapter: name one by tap(..., adapter="{names[0]}") or --adapter {names[0]}. '

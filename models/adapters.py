@@ -1,4 +1,4 @@
-"""How the residual stream is read where it is not simply the tensor that one decoder layer hands to the next.
+"""Adapters: readings of a residual stream that is not simply the tensor between two decoder layers.
 
 An adapter is named by the caller, for each is a choice between states that differ: a drafter trained on one of them does not
 work on another. Only where the structure leaves one reading (deepstack) is the adapter chosen without being named. The name
@@ -26,7 +26,7 @@ class StreamError(RunError):
 
 @dataclass(frozen=True)
 class Site:
-    """Where a boundary is read: a module, and whether at its input or its output.
+    """The place where a boundary is read: a module, and its input or its output.
 
     Attributes:
         layer: the decoder layer that must run for the site to be passed.
@@ -59,26 +59,26 @@ class Adapter:
 
     @classmethod
     def suits(cls, layers: Sequence[nn.Module]) -> bool:  # noqa: ARG003 - what subclasses ask of
-        """Whether the structure of `layers` allows this reading; what only a forward can show is seen when reading."""
+        """Return whether the structure of `layers` allows this reading; what only a forward can show is seen when reading."""
         return True
 
     def site(self, boundary: int) -> Site:
         return output_site(self.layers, self.layers_path, boundary)
 
     def leaving(self, output: Any) -> Tensor:
-        """The state in what a layer returned."""
+        """Return the state in what a layer returned."""
         return items_of(output)[0]
 
     def entering(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-        """The state among the arguments of a layer."""
+        """Return the state among the arguments of a layer."""
         return floating(args, kwargs)[0]
 
     def entering_norm(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-        """What the final norm takes in."""
+        """Return the input of the final norm."""
         return the_only_state(args, kwargs)
 
     def has_width(self, width: int) -> bool:
-        """Whether a state may be `width` wide."""
+        """Return whether a state may be `width` wide."""
         return not self.widths or width in self.widths
 
 
@@ -133,7 +133,7 @@ class _Streams(Adapter):
         return self.reduced(self._streams(floating(args, kwargs)[0]))
 
     def reduced(self, streams: Tensor) -> Tensor:
-        """(B, S, M, H) to what is kept: all streams side by side, (B, S, M * H), stream 0 first."""
+        """Return (B, S, M * H) of (B, S, M, H): all streams side by side, stream 0 first."""
         return streams.flatten(2)
 
     def has_width(self, width: int) -> bool:
@@ -186,7 +186,7 @@ def input_site(layers: Sequence[nn.Module], layers_path: str, boundary: int) -> 
 
 
 def items_of(output: Any) -> list[Tensor]:
-    """The tensors of a module's output in order: itself, or those among the items of a tuple, list or output object.
+    """Return the tensors of a module's output in order: itself, or those among the items of a tuple, list or output object.
 
     Raises:
         StreamError: there is none first.
@@ -200,7 +200,7 @@ def items_of(output: Any) -> list[Tensor]:
 
 
 def floating(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The floating tensors among the arguments of a call: positional ones, then `hidden_states`, then the other named ones.
+    """Return the floating tensors of a call: positional ones, then `hidden_states`, then the other named ones.
 
     Raises:
         StreamError: there is none at all.
@@ -214,7 +214,7 @@ def floating(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
 
 
 def the_only_state(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """The floating tensor among the arguments of a norm.
+    """Return the floating tensor among the arguments of a norm.
 
     Raises:
         StreamError: there is none, or a second one of its shape, which the norm would add to it.

@@ -1,4 +1,4 @@
-"""Where a causal language model keeps its decoder layers, found by structure and not by a table of names.
+"""The decoder layers of a causal language model, found by structure and not by a table of names.
 
 The layers are the module list, under what the model itself calls its decoder, whose children are all marked as decoder
 layers (transformers' ``GradientCheckpointingLayer``, or a class in ``_no_split_modules``); a list as long as the config
@@ -21,8 +21,8 @@ from .call import input_embedding
 from .config import stated_depth
 from .config import text_config as text_config
 from .errors import UsageError
+from .modules import unwrapped as unwrapped
 from .probing import ProbingError, fed_lists
-from .wrappers import unwrapped as unwrapped
 
 Layers = tuple[nn.Module, ...]
 FoundBy = Literal["structure", "probing"]
@@ -60,26 +60,26 @@ class Decoder:
 
     @property
     def adapter_name(self) -> str | None:
-        """The name of the adapter, as a file's header tells it."""
+        """Return the name of the adapter, as a file's header tells it."""
         return None if self.adapter is None else self.adapter.name
 
     def layer_path(self, index: int) -> str:
         return f"{self.layers_path}.{index}"
 
     def site(self, boundary: int) -> Site:
-        """Where `boundary` is read."""
+        """Return the site at which `boundary` is read."""
         if self.adapter is not None:
             return self.adapter.site(boundary)
         return output_site(self.layers, self.layers_path, boundary)
 
     def has_width(self, width: int) -> bool:
-        """Whether the state of a boundary may be `width` wide."""
+        """Return whether the state of a boundary may be `width` wide."""
         if self.adapter is not None:
             return self.adapter.has_width(width)
         return not self.widths or width in self.widths
 
     def modules_outside_layers(self) -> Iterator[tuple[str, nn.Module]]:
-        """Every module of the model that is neither a decoder layer nor inside or around one, with its path."""
+        """Yield every module that is neither a decoder layer nor inside or around one, with its path."""
         inside = {id(m) for layer in self.layers for m in layer.modules()}
         for path, module in self.model.named_modules():
             if id(module) not in inside and not f"{self.layers_path}.".startswith(f"{path}." if path else ""):
@@ -134,7 +134,7 @@ def _layers(model: nn.Module, depth: int | None, vocab_rows: int | None) -> tupl
 
 
 def _language_root(model: nn.Module) -> tuple[str, nn.Module]:
-    """What the model calls its decoder, where that holds module lists; else the model. With its path.
+    """Return the model's own decoder if that holds module lists, else the model; with its path.
 
     Some models answer with an output projection, or with a module that holds no layers.
     """
@@ -150,7 +150,7 @@ def _language_root(model: nn.Module) -> tuple[str, nn.Module]:
 
 
 def _marked_lists(model: nn.Module, root_path: str, root: nn.Module, depth: int | None) -> list[tuple[str, Layers]]:
-    """The outermost lists whose children are all marked as decoder layers; those of the stated depth come first."""
+    """Return the outermost lists whose children are all marked as decoder layers, those of the stated depth first."""
     no_split = {name for m in (model, root) for name in getattr(m, "_no_split_modules", None) or ()}
     marked = [
         (path, module)
@@ -182,7 +182,7 @@ def _is_marked(layer: nn.Module, no_split: set[str]) -> bool:
 
 
 def _widths(model: nn.Module, config: Any) -> tuple[frozenset[int], int | None]:
-    """The possible hidden widths and the rows of the embedding, from tensors first: configs may state neither."""
+    """Return the possible hidden widths and the rows of the embedding, from tensors first: configs may state neither."""
     widths = {w for w in [getattr(text_config(config), "hidden_size", None)] if isinstance(w, int)}
     embedding = input_embedding(model)
     weight = getattr(embedding, "weight", None)

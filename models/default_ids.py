@@ -5,9 +5,9 @@ All round half to even, as Python does: a re-implementation with floor(x + 0.5) 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from .id_systems import states_of, system_named
+from .id_systems import ids_of, states_of, system_named
 from .layer_ids import Algorithm, LayerIdError
 
 Formula = Callable[[int, int], list[int]]
@@ -41,7 +41,9 @@ def _last(n: int, _draft_layers: int) -> list[int]:
     return [n]
 
 
-_SPREADING = ("layer_output", "specforge", "dflash", "torchspec", "automodel_dflash", "modelopt")
+_SPREADING = (
+    "layer_output", "specforge", "sglang", "sglang_dflash", "dflash", "torchspec", "automodel_dflash", "modelopt", "angelslim",
+)  # fmt: skip
 _BY_BOUNDARY = ("boundary", "vllm", "speculators")
 
 FORMULAS: dict[tuple[str, str], Formula] = {
@@ -63,11 +65,14 @@ FORMULAS: dict[tuple[str, str], Formula] = {
 ALGORITHMS: tuple[str, ...] = tuple(dict.fromkeys(algorithm for algorithm, _ in FORMULAS))
 
 
-def default_ids(system: str, algorithm: str, n: int, *, draft_layers: int = 5) -> tuple[int, ...]:
-    """The ids that `system` takes for `algorithm` on a target of n decoder layers.
+def default_ids(
+    system: str, algorithm: str, n: int, *, draft_layers: int = 5, model_types: Collection[str] = ()
+) -> tuple[int, ...]:
+    """Return the ids that `system` takes for `algorithm` on a target of n decoder layers.
 
     Args:
         draft_layers: how many layers the drafter has, where the formula asks.
+        model_types: ``model_type`` of the target's config and of its text config: SGLang's EAGLE-3 layers depend on it.
 
     Raises:
         LayerIdError: the system has no default for the algorithm, or it does not fit so few layers.
@@ -80,7 +85,9 @@ def default_ids(system: str, algorithm: str, n: int, *, draft_layers: int = 5) -
         )
     ids = formula(n, draft_layers)
     try:
-        states_of(ids, n, system)
+        if (algorithm, system) == ("eagle3", "sglang"):
+            return ids_of(states_of(None, n, system, model_types), n, system, model_types)
+        states_of(ids, n, system, model_types)
     except LayerIdError as unfit:
         raise LayerIdError(
             f"{system} default layers for {algorithm} and {draft_layers} draft layers, {ids}, do not fit {n} decoder layers: "
@@ -90,7 +97,7 @@ def default_ids(system: str, algorithm: str, n: int, *, draft_layers: int = 5) -
 
 
 def default_layer_ids(algorithm: Algorithm, n: int, *, draft_layers: int = 5) -> tuple[int, ...]:
-    """The ``layer_output`` ids that `algorithm`'s published training recipes take for a target of n layers.
+    """Return the ``layer_output`` ids that `algorithm`'s published training recipes take for a target of n layers.
 
     Raises:
         LayerIdError: the formula gives no strictly increasing ids for so few layers.

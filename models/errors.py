@@ -4,7 +4,15 @@
 class HiddentapError(Exception):
     """Base of every error this package raises on purpose; the command prints its text alone, without a traceback.
 
-    `exit_code` is what the command ends with: 2 for wrong use, 1 for a run that failed.
+    Attributes:
+        exit_code: of the command: 2 for wrong use, 1 for a run that failed.
+
+    Example:
+        >>> try:
+        ...     CapturedDataset("chats.jsonl")
+        ... except HiddentapError as error:
+        ...     error.exit_code
+        1
     """
 
     exit_code = 2
@@ -12,6 +20,10 @@ class HiddentapError(Exception):
 
 class UsageError(HiddentapError, ValueError):
     """A value given by the caller cannot be used as it is."""
+
+
+class UsageTypeError(UsageError, TypeError):
+    """A value given by the caller is of a type that cannot be used."""
 
 
 class RunError(HiddentapError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Whether a model's name can lead anywhere: a folder here, a hub id in the cache, or a hub that answers."""
+"""The place of a model's files: a folder here, the hub's cache, or a hub that answers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from transformers.utils import cached_file
 
 _SECONDS = 5.0
 
 
 def unreachable(name: str) -> str | None:
-    """Why no files can come from `name`, or None where they may.
+    """Return why no files can come from `name`, or None if they may.
 
     The hub's own client tries for half a minute before it says so of a mistyped folder on a machine without a network.
     """
@@ -41,3 +42,19 @@ def unreachable(name: str) -> str | None:
             f"({hub.hostname}) cannot be reached: {error}"
         )
     return None
+
+
+def file_of(name: str, revision: str | None, file: str) -> Path | None:
+    """Return the path of a model's file, in its folder or in the hub's cache; None where there is none."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder / file if (folder / file).exists() else None
+    found: str | None = cached_file(
+        name,
+        file,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)

@@ -1,4 +1,4 @@
-"""How an image becomes rows of the sequence: one row for each image feature, in the place of the image's placeholder.
+"""Images as rows of the sequence: one row for each image feature, in the place of the image's placeholder.
 
 Mostly the processor repeats the placeholder, so that ids and rows agree. Some models (the code that comes with Kimi-K2.5's
 checkpoints) take one placeholder an image and put its features there themselves: their hidden rows outnumber the ids that
@@ -22,8 +22,8 @@ _GRIDS = ("image_grid_thw", "grid_thws")
 
 
 @dataclass(frozen=True)
-class Expansion:
-    """What a model that expands placeholders itself makes of a batch.
+class OwnExpansion:
+    """A batch as expanded by a model that expands placeholders itself.
 
     Attributes:
         input_ids: (B, E) int64, each placeholder repeated once per feature; where a row is shorter, the pad id or 0.
@@ -39,13 +39,13 @@ class Expansion:
 
 
 def placeholder_id(config: Any) -> int | None:
-    """The token id in whose place the model puts image features; None where the config names none."""
+    """Return the token id in whose place the model puts image features; None where the config names none."""
     found = (getattr(config, name, None) for name in _PLACEHOLDERS)
     return next((value for value in found if isinstance(value, int)), None)
 
 
 def rows_of_images(config: Any, arguments: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """How many features each image of a call has: the patches of its grid, merged as the vision tower merges them.
+    """Return how many features each image of a call has: the patches of its grid, merged as the vision tower merges them.
 
     None where the call holds no grid, or the config does not say how patches are merged.
     """
@@ -56,8 +56,8 @@ def rows_of_images(config: Any, arguments: Mapping[str, Any]) -> tuple[int, ...]
     return tuple(int(height) * int(width) // area for _, height, width in torch.as_tensor(grid).tolist())
 
 
-def own_expansion(config: Any, input_ids: Tensor | None, arguments: Mapping[str, Any]) -> Expansion | None:
-    """What the model makes of (B, S) ids with one placeholder an image; None where ids and rows agree as they are."""
+def own_expansion(config: Any, input_ids: Tensor | None, arguments: Mapping[str, Any]) -> OwnExpansion | None:
+    """Return the model's expansion of (B, S) ids with one placeholder per image; None if ids and rows agree unexpanded."""
     token, rows = placeholder_id(config), rows_of_images(config, arguments)
     if input_ids is None or token is None or rows is None:
         return None
@@ -69,13 +69,13 @@ def own_expansion(config: Any, input_ids: Tensor | None, arguments: Mapping[str,
 
 
 def repeated(ids: Tensor, token: int, rows: Sequence[int]) -> Tensor:
-    """(S,) ids with the i-th placeholder `token` repeated rows[i] times: (E,)."""
+    """Return (S,) ids with the i-th placeholder `token` repeated rows[i] times: (E,)."""
     counts = torch.ones_like(ids)
     counts[ids == token] = torch.tensor(list(rows), dtype=ids.dtype)
     return torch.repeat_interleave(ids, counts)
 
 
-def _expanded(ids: Tensor, token: int, rows: tuple[int, ...], pad: int | None) -> Expansion:
+def _expanded(ids: Tensor, token: int, rows: tuple[int, ...], pad: int | None) -> OwnExpansion:
     per_row, taken = [], 0
     for row in ids:
         count = int((row == token).sum())
@@ -90,11 +90,11 @@ def _expanded(ids: Tensor, token: int, rows: tuple[int, ...], pad: int | None) -
     for b, (start, row) in enumerate(zip(starts, per_row, strict=True)):
         expanded[b, start : start + len(row)] = row
         is_text[b, start : start + len(row)] = row != token
-    return Expansion(expanded, is_text, starts, tuple(len(row) - ids.shape[1] for row in per_row))
+    return OwnExpansion(expanded, is_text, starts, tuple(len(row) - ids.shape[1] for row in per_row))
 
 
 def _merged_patches(vision_config: Any) -> int | None:
-    """How many patches of the vision tower become one feature."""
+    """Return how many patches of the vision tower become one feature."""
     kernel = getattr(vision_config, "merge_kernel_size", None)
     if isinstance(kernel, (list, tuple)) and len(kernel) == 2:
         return int(kernel[0]) * int(kernel[1])

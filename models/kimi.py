@@ -16,7 +16,7 @@ from torch import nn
 
 from .adapters import Adapter, Site, StreamError
 from .config import text_config
-from .wrappers import unwrapped
+from .modules import unwrapped
 
 
 class AttentionResidualPrefix(Adapter):
@@ -85,8 +85,8 @@ _BY_MODEL_TYPE = {"kimi_linear": KIMI_LINEAR, "kimi_k2": KIMI_K2, "kimi_k25": KI
 
 
 def kimi_generation(config: Any, layers: Sequence[nn.Module]) -> KimiGeneration | None:
-    """The generation of a model of the Kimi family, by its config and layers; None for other models."""
-    generation = _BY_MODEL_TYPE.get(getattr(config, "model_type", ""))
+    """Return the generation of a model of the Kimi family, by its config and layers; None for other models."""
+    generation = _BY_MODEL_TYPE.get(getattr(config, "published_as", getattr(config, "model_type", "")))
     generation = generation or _BY_MODEL_TYPE.get(getattr(text_config(config), "model_type", ""))
     if generation is not None and AttentionResidualMixture.suits(layers):
         return KIMI_K3

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import get_args
 
+from .choices import Algorithm as Algorithm
+from .choices import Convention as Convention
 from .errors import HiddentapError, UsageError
 
-Convention = Literal["layer_output", "boundary"]
-Algorithm = Literal["dspark", "dflash", "eagle3"]
 CONVENTIONS: tuple[str, ...] = get_args(Convention)
 
 
@@ -65,7 +65,7 @@ def check_plain_ids(layer_ids: Sequence[int] | None, *, algorithm: str) -> tuple
 
 
 def to_boundaries(layer_ids: Sequence[int] | None, n: int, convention: Convention) -> tuple[int, ...]:
-    """The boundaries, each 0..n and strictly increasing, that `layer_ids` name under `convention`.
+    """Return the boundaries, each 0..n and strictly increasing, that `layer_ids` name under `convention`.
 
     Raises:
         LayerIdError, LayerIdTypeError: as `check_layer_ids`; under ``boundary`` the range is 0..n.
@@ -82,7 +82,7 @@ def to_boundaries(layer_ids: Sequence[int] | None, n: int, convention: Conventio
 
 
 def from_boundaries(boundaries: Sequence[int], convention: Convention) -> tuple[int, ...]:
-    """The ids of `boundaries` under `convention`; the inverse of `to_boundaries`.
+    """Return the ids of `boundaries` under `convention`; the inverse of `to_boundaries`.
 
     Raises:
         LayerIdError: boundary 0 (the embeddings) under ``layer_output``, where no id names it.

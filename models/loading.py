@@ -2,109 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import copy
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.distributed import DistributedConfig
 from transformers.utils import cached_file
 
-from .checkpoint import CheckpointError, check_files, config_hash, fingerprint
+from .call import input_device, without_cache
+from .checkpoint import check_files, config_hash, fingerprint
 from .config import text_config
-from .errors import RunError, UsageError
+from .errors import HiddentapError
+from .foreign_folder import without_config
+from .fp8_blocks import blocks_of_the_config
 from .hub import unreachable
-from .sharded import address
-
-DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
-DTYPES: tuple[str, ...] = get_args(DtypeName)
-
-
-class ModelLoadError(UsageError):
-    """A model that cannot be loaded as asked."""
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """Which model, and how it computes.
-
-    Attributes:
-        name: a folder or a hub id.
-        dtype: how the model computes; ``auto`` takes what its config says.
-        device: ``auto`` takes the accelerator where there is one. Without effect where `device_map` is given.
-        trust_remote_code: whether code that comes with the model may run.
-    """
-
-    name: str
-    revision: str | None = None
-    dtype: str = "auto"
-    device: str = "auto"
-    device_map: str | None = None
-    attn_implementation: str | None = None
-    trust_remote_code: bool = False
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ModelLoadError(f"dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}.")
-
-    @property
-    def torch_device(self) -> torch.device:
-        if self.device != "auto":
-            try:
-                return torch.device(self.device)
-            except RuntimeError as error:
-                raise ModelLoadError(f"unknown device {self.device!r}: {error}") from error
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model in evaluation mode, and what is known of where it came from.
-
-    Attributes:
-        model: on its device, without gradients.
-        folder: where its files are.
-        config_hash, weights: sha256 of its config and fingerprint of its weight files.
-        revision: commit hash of a hub model, None for a folder.
-        weights_dtype: dtype of most of its weights, such as ``bfloat16``.
-        notes: what the config says and the checkpoint does not, in words.
-    """
-
-    model: nn.Module
-    source: ModelSource
-    folder: Path
-    config_hash: str
-    weights: str
-    revision: str | None
-    weights_dtype: str
-    notes: tuple[str, ...]
-
-    def require_unchanged(self) -> None:
-        """Raise RunError where the weight files are not those any more that were loaded: mapped weights follow their file."""
-        if fingerprint(self.folder) != self.weights:
-            raise RunError(
-                f"the weights in {self.folder} changed while they were in use; what was computed cannot be trusted."
-            )
+from .loaded_model import LoadedModel
+from .loaded_weights import disagreements, main_dtype, require_used, require_whole
+from .loading_memory import require_room
+from .model_source import ModelLoadError, ModelSource, first_line
+from .native_class import has_remote_class, native_config
+from .peft_adapter import NOT_BY_LOADING, PeftAdapter, require_no_adapter
+from .published_form import PublishedForm, published_form
+from .readable_form import OTHER_RELEASE, require_consumed, require_readable, require_word_of_quantization
+from .remote_buffers import build_buffers, is_remote
+from .spot_check import require_dequantized
+from .streaming import LayerStore, load_streamed
 
 
 def load_config(source: ModelSource) -> Any:
-    """The model's config.
+    """Return the model's config, by transformers' own class wherever it has one of the architecture that the config names.
 
     Raises:
-        ModelLoadError: no such folder or id, or it needs remote code that was not allowed.
+        ModelLoadError: no such folder or id, a form without a config, or it needs remote code that was not allowed.
     """
-    fault = unreachable(source.name)
+    fault = without_config(Path(source.name)) or unreachable(source.name)
     if fault is not None:
         raise ModelLoadError(f"{source.name} cannot be loaded as a model: {fault}.")
-    try:
+    with _naming(f"{source.name} cannot be loaded as a model"):
+        config = native_config(source.name, source.revision)
+        if config is not None:
+            return config
         return AutoConfig.from_pretrained(
             source.name, revision=source.revision, trust_remote_code=source.trust_remote_code
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelLoadError(f"{source.name} cannot be loaded as a model: {_first_line(error)}") from error
 
 
 def load_model(source: ModelSource, tp: int = 1) -> LoadedModel:
@@ -115,52 +64,169 @@ def load_model(source: ModelSource, tp: int = 1) -> LoadedModel:
     of its process group, `tp` in all, hold the rest, and all of them call this.
 
     Raises:
-        CheckpointError: weight files are missing or damaged, or weights of the model are in none of them.
+        CheckpointError: weight files are missing or damaged, weights of the model are in none of them, or they are in a form
+            that nothing here reads rightly.
         ModelLoadError: anything else that keeps it from being loaded as asked.
     """
-    config = load_config(source)
-    folder = _folder(source)
-    if Path(source.name).is_dir():  # the files of a hub model are fetched, or found missing, by loading it
-        check_files(folder)
+    asked = _Asked.of(source)
     if tp > 1:
-        _require_split(source, config, tp)
-    model, info = _load(source, _auto_class(source, config), tp)
-    missing = _missing(model, info["missing_keys"])
-    if missing:
-        raise CheckpointError(
-            f"{len(missing)} weights of {type(model).__name__} are not in {source.name} and would be random: "
-            f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}. The checkpoint is incomplete or of another model."
-        )
+        _require_split(source, asked.config, tp)
+        if asked.adapter is not None:
+            raise ModelLoadError(_merged(source, "split over processes"))
+    elif not source.keep_quantized:
+        asked.require_room()
+    model, info = _load(source, asked.config, asked.form, tp)
+    asked = asked.with_fetched_files()
+    notes = _checked(model, asked.config, asked.form, info, source)
+    if asked.adapter is not None:
+        notes += asked.adapter.apply(model, source.name)
     if source.device_map is None and tp == 1:
         model.to(source.torch_device)
-    model.eval().requires_grad_(False)
-    return LoadedModel(
-        model=model,
-        source=source,
-        folder=folder,
-        config_hash=config_hash(config),
-        weights=fingerprint(folder),
-        revision=getattr(config, "_commit_hash", None),
-        weights_dtype=_main_dtype(model),
-        notes=tuple(_disagreements(model, config, info["unexpected_keys"], source)),
+    if asked.form.method == "compressed-tensors" and source.keep_quantized:
+        _decompress(model)
+    return asked.loaded(model, notes)
+
+
+def load_layer_by_layer(source: ModelSource, *, head: bool = False) -> tuple[LoadedModel, LayerStore]:
+    """Load the model named by `source` without its decoder layers, which the store loads one at a time.
+
+    Args:
+        head: whether to load the output projection; without, it stays on the meta device unless it is tied.
+
+    Raises:
+        CheckpointError, ModelLoadError: as `load_model`; the checkpoint has no safetensors files, or a device map is asked for.
+    """
+    if source.device_map is not None:
+        raise ModelLoadError("a streamed model lies on one device; leave device_map out.")
+    if source.keep_quantized:
+        raise ModelLoadError("the weights of a streamed model are dequantized; leave keep_quantized out.")
+    asked = _Asked.of(source)
+    if asked.adapter is not None:
+        raise ModelLoadError(_merged(source, "streamed"))
+    (model, info), store = load_streamed(
+        lambda: _load(source, asked.config, asked.form, tp=1),
+        head=head,
+        device=source.torch_device,
+        converting=partial(blocks_of_the_config, asked.form.block_size),
+    )
+    asked = asked.with_fetched_files()
+    with store.one_layer_of_each_kind():
+        info = {**info, "unexpected_keys": {*info["unexpected_keys"], *store.unexpected_keys}}
+        notes = _checked(model, asked.config, asked.form, info, source)
+    return asked.loaded(model, notes), store
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A model that was found and not loaded yet."""
+
+    source: ModelSource
+    config: Any
+    folder: Path
+    form: PublishedForm
+    adapter: PeftAdapter | None
+
+    @classmethod
+    def of(cls, source: ModelSource) -> _Asked:
+        source.require_device()
+        config = load_config(source)
+        folder = _folder(source)
+        if Path(source.name).is_dir():  # the files of a hub model are fetched, or found missing, by loading it
+            check_files(folder)
+        form = _readable_form(source, folder, config)
+        return cls(source, config, folder, form, _adapter(source))
+
+    def require_room(self) -> None:
+        """Raise ModelTooLargeError where the weights do not fit; of forms that stay quantized in memory it is not known."""
+        if self.form.is_quantized and not self.form.is_dequantized:
+            return
+        stated = getattr(self.config, "dtype", None) or torch.float32
+        dtype = stated if self.source.dtype == "auto" else getattr(torch, self.source.dtype)
+        device = self.source.torch_device if self.source.device_map is None else None
+        require_room(self.form, partial(model_skeleton, self.source), dtype, device, self.source.name)
+
+    def with_fetched_files(self) -> _Asked:
+        """Look again at the form where the weight files of a hub model were not there before it was loaded."""
+        if self.form.tensors:
+            return self
+        return replace(self, form=_readable_form(self.source, self.folder, self.config))
+
+    def loaded(self, model: nn.Module, notes: list[str]) -> LoadedModel:
+        model.eval().requires_grad_(False)
+        return LoadedModel(
+            model=model,
+            source=self.source,
+            folder=self.folder,
+            config_hash=config_hash(self.config),
+            weights=fingerprint(self.folder),
+            revision=getattr(self.config, "_commit_hash", None),
+            weights_dtype=main_dtype(model),
+            notes=tuple(notes),
+            form=self.form,
+            peft_adapter=None if self.adapter is None else self.adapter.sha256,
+        )
+
+
+def _readable_form(source: ModelSource, folder: Path, config: Any) -> PublishedForm:
+    form = published_form(folder, config)
+    require_readable(form, source.name)
+    return form
+
+
+def _adapter(source: ModelSource) -> PeftAdapter | None:
+    adapter = PeftAdapter.of(source.peft, source.name, source.revision)
+    if adapter is not None:
+        adapter.require_peft(source.name)
+    return adapter
+
+
+def _merged(source: ModelSource, how: str) -> str:
+    return (
+        f"{source.name} has an adapter, which cannot be {how}; merge it into the weights first (peft: merge_and_unload, then "
+        "save_pretrained)."
     )
 
 
+def _checked(model: Any, config: Any, form: PublishedForm, info: Mapping[str, Any], source: ModelSource) -> list[str]:
+    """Return notes on the loaded model; raise CheckpointError if its values would be wrong."""
+    unexpected = sorted(info["unexpected_keys"])
+    notes = require_consumed(form, unexpected, source.name)
+    require_whole(model, info["missing_keys"], source.name)
+    notes += require_used(model, unexpected, source.name)
+    require_dequantized(model, form, source.name)
+    if is_remote(model):
+        build_buffers(model)
+    elif has_remote_class(config):
+        notes.append(
+            f"transformers' own {type(model).__name__} computes it, not the code that comes with the checkpoint"
+        )
+    return notes + disagreements(model, config, dtype_is_open=source.dtype == "auto" and not form.is_quantized)
+
+
+@torch.no_grad()
+def _decompress(model: Any) -> None:
+    """Run one token: compressed-tensors unpacks in the first forward, and tensors of inference mode cannot be cast later."""
+    model(torch.zeros(1, 1, dtype=torch.int64, device=input_device(model)), **without_cache(model))
+
+
+def local_form(source: ModelSource) -> PublishedForm | None:
+    """Return the form of the checkpoint where its weight files are on this machine, else None; raises `ModelLoadError`."""
+    form = published_form(_folder(source), load_config(source))
+    return form if form.tensors else None
+
+
 def model_skeleton(source: ModelSource) -> nn.Module:
-    """The model of `source` without its weights, on the meta device; raises `ModelLoadError`."""
+    """Return the model of `source` without its weights, on the meta device; raises `ModelLoadError`."""
     config = load_config(source)
-    try:
-        with torch.device("meta"):
-            model: nn.Module = _auto_class(source, config).from_config(
-                config, trust_remote_code=source.trust_remote_code
-            )
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise ModelLoadError(f"{source.name} cannot be built from its config: {_first_line(error)}") from error
+    with _naming(f"{source.name} cannot be built from its config"), torch.device("meta"):
+        model: nn.Module = _auto_class(source, config).from_config(
+            config, trust_remote_code=source.runs_code_of(config)
+        )
     return model
 
 
 def describe_model(source: ModelSource) -> LoadedModel:
-    """The model of `source` on the meta device, in the dtype it computes in: all that is known of it but its weights' values.
+    """Return the model of `source` on the meta device in its compute dtype: everything but the weights' values.
 
     Raises:
         CheckpointError, ModelLoadError: as `load_model`, but for what only loading the weights shows.
@@ -168,6 +234,9 @@ def describe_model(source: ModelSource) -> LoadedModel:
     config = load_config(source)
     folder = _folder(source)
     check_files(folder)
+    form = published_form(folder, config)
+    require_word_of_quantization(form, source.name)
+    require_no_adapter(PeftAdapter.of(source.peft, source.name, source.revision), source.name)
     model = model_skeleton(source)
     stated = getattr(config, "dtype", None)
     if source.dtype != "auto":
@@ -181,8 +250,9 @@ def describe_model(source: ModelSource) -> LoadedModel:
         config_hash=config_hash(config),
         weights=fingerprint(folder),
         revision=getattr(config, "_commit_hash", None),
-        weights_dtype=_main_dtype(model),
+        weights_dtype=main_dtype(model),
         notes=(),
+        form=form,
     )
 
 
@@ -193,7 +263,7 @@ def _folder(source: ModelSource) -> Path:
 
 def _auto_class(source: ModelSource, config: Any) -> Any:
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
-        remote = source.trust_remote_code and auto.__name__ in getattr(config, "auto_map", {})
+        remote = source.runs_code_of(config) and auto.__name__ in getattr(config, "auto_map", {})
         if remote or type(config) in auto._model_mapping:
             return auto
     raise ModelLoadError(
@@ -219,64 +289,64 @@ def _require_split(source: ModelSource, config: Any, tp: int) -> None:
             raise ModelLoadError(f"{source.name} has {name}={heads}, which tp={tp} processes cannot share evenly.")
 
 
-def _load(source: ModelSource, auto: Any, tp: int) -> tuple[nn.Module, dict[str, Any]]:
+def _load(source: ModelSource, config: Any, form: PublishedForm, tp: int) -> tuple[nn.Module, dict[str, Any]]:
+    auto = _auto_class(source, config)
     chosen = {
         "device_map": source.device_map,
         "attn_implementation": source.attn_implementation,
         "distributed_config": DistributedConfig(tp_size=tp, tp_plan="auto") if tp > 1 else None,
+        **NOT_BY_LOADING,
     }
     try:
-        model, info = auto.from_pretrained(
-            source.name,
-            revision=source.revision,
-            dtype="auto" if source.dtype == "auto" else getattr(torch, source.dtype),
-            trust_remote_code=source.trust_remote_code,
-            output_loading_info=True,
-            **{name: value for name, value in chosen.items() if value is not None},
-        )
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise ModelLoadError(f"{source.name} cannot be loaded: {_first_line(error)}") from error
+        # Quantizers greet on standard output, which is the caller's.
+        with blocks_of_the_config(form.block_size), redirect_stdout(sys.stderr):
+            model, info = auto.from_pretrained(
+                source.name,
+                config=_to_load(config, form, source),
+                revision=source.revision,
+                dtype="auto" if source.dtype == "auto" else getattr(torch, source.dtype),
+                trust_remote_code=source.runs_code_of(config),
+                output_loading_info=True,
+                **{name: value for name, value in chosen.items() if value is not None},
+            )
+    except HiddentapError:
+        raise
+    except Exception as error:
+        why = _reason(error)
+        if "CONVERSION" in why:  # points to a report that only transformers' own log has
+            why = f"transformers cannot turn its stored weights into those of {config.model_type} ({form}). {OTHER_RELEASE}"
+        if "ignore_mismatched_sizes" in why:  # so does this
+            why = (
+                f"some of its weights have other shapes than those of the {config.model_type} model in its config.json; "
+                "the files are of another model, or sizes in the config are wrong"
+            )
+        raise ModelLoadError(f"{source.name} cannot be loaded: {why}") from error
     return model, info
 
 
-def _missing(model: nn.Module, keys: Sequence[str]) -> list[str]:
-    """Those of `keys` whose memory no loaded weight shares: tying is seen in the storage, not believed from the config."""
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    absent = set(keys)
-    loaded = {address(t) for name, t in tensors.items() if name not in absent and t.device.type != "meta"}
-    return sorted(name for name in absent if name in tensors and address(tensors[name]) not in loaded)
+def _to_load(config: Any, form: PublishedForm, source: ModelSource) -> Any:
+    """Return a config of its own for loading, which writes into it; weights are dequantized where that is asked for."""
+    copied = copy.deepcopy(config)
+    if form.is_dequantized and not source.keep_quantized:
+        copied.quantization_config = {**form.fields, "dequantize": True}
+    return copied
 
 
-def _disagreements(model: nn.Module, config: Any, unexpected: Sequence[str], source: ModelSource) -> list[str]:
-    notes = []
-    if unexpected:
-        shown = ", ".join(sorted(unexpected)[:3])
-        notes.append(f"{len(unexpected)} weights of the checkpoint have no place in {type(model).__name__}: {shown}")
-    stated = getattr(config, "dtype", None)
-    found = _main_dtype(model)
-    if source.dtype == "auto" and isinstance(stated, torch.dtype) and str(stated).removeprefix("torch.") != found:
-        notes.append(f"the config says {stated} and most weights are {found}")
-    tied, says_tied = _is_tied(model), bool(getattr(config, "tie_word_embeddings", False))
-    if tied is not None and tied != says_tied:
-        notes.append(
-            f"the config says tie_word_embeddings={says_tied}, but head and embeddings are {'one' if tied else 'two'} in memory"
-        )
-    return notes
+@contextmanager
+def _naming(fault: str) -> Iterator[None]:
+    """Make a ModelLoadError, `fault` and the reason, of whatever the classes of a config or a model raise over its values."""
+    try:
+        yield
+    except HiddentapError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(f"{fault}: {_reason(error)}") from error
 
 
-def _is_tied(model: Any) -> bool | None:
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if getattr(embedding, "weight", None) is None or getattr(head, "weight", None) is None:
-        return None
-    return address(embedding.weight) == address(head.weight)
-
-
-def _main_dtype(model: nn.Module) -> str:
-    counts: dict[torch.dtype, int] = {}
-    for parameter in model.parameters():
-        counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
-    return str(max(counts, key=lambda d: counts[d])).removeprefix("torch.") if counts else "none"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0]
+def _reason(error: Exception) -> str:
+    """Return the first informative line of an error; for an error not meant for users, the value to look for."""
+    if isinstance(error, StrictDataclassError):
+        return "its config.json: " + " ".join(str(error).split())
+    if isinstance(error, (OSError, ValueError, ImportError, RuntimeError)):
+        return first_line(error)
+    return f"a value in its config.json is not what its class expects ({type(error).__name__}: {first_line(error)})"

@@ -1,4 +1,4 @@
-"""Where this process stands among pipeline stages."""
+"""The place of this process among pipeline stages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from typing import Protocol, runtime_checkable
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .errors import UsageError
+
+
+class PipelineCaptureError(UsageError, NotImplementedError):
+    """Hidden states were asked of one stage of several."""
+
 
 @runtime_checkable
 class PipelineGroupLike(Protocol):
-    """What capture asks of a pipeline group; an engine's own group object serves as it is."""
+    """The interface of a pipeline group; an engine's own group object has it."""
 
     @property
     def world_size(self) -> int: ...
@@ -40,13 +46,19 @@ class PipelineGroup:
 
     @classmethod
     def from_device_mesh(cls, mesh: DeviceMesh, dimension: str = "pp") -> PipelineGroup:
-        """The group along `dimension` of `mesh`; one stage where the mesh has no such dimension."""
+        """Return the group along `dimension` of `mesh`; one stage where the mesh has no such dimension."""
         if dimension not in (mesh.mesh_dim_names or ()):
             return cls()
         return cls(world_size=mesh[dimension].size(), rank_in_group=mesh.get_local_rank(dimension))
 
 
 def pipeline_group_of(model: nn.Module) -> PipelineGroup:
-    """The group of the device mesh that `model` was distributed over, or one stage."""
+    """Return the group of the device mesh that `model` was distributed over, or one stage."""
     mesh = getattr(model, "device_mesh", None) or getattr(model, "_device_mesh", None)
     return PipelineGroup.from_device_mesh(mesh) if isinstance(mesh, DeviceMesh) else PipelineGroup()
+
+
+def require_single_stage(group: PipelineGroupLike, algorithm: str) -> None:
+    """Raise PipelineCaptureError where `group` has more than one pipeline stage."""
+    if group.world_size > 1:
+        raise PipelineCaptureError(f"{algorithm} aux hidden capture requires PP=1.")

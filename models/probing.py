@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .adapters import StreamError, floating, items_of
-from .bits import same_bits
 from .call import eagerly, few_ids, without_cache
+from .modules import same_bits
 
 _B, _S = 2, 5
 
@@ -25,7 +25,7 @@ class ProbingError(Exception):
 
 
 def fed_lists(model: nn.Module, root_path: str, vocab_rows: int | None) -> list[tuple[str, tuple[nn.Module, ...]]]:
-    """The lists of blocks under `root_path` that feed each other in order, outermost ones only, each with its path.
+    """Return the lists of blocks under `root_path` that feed each other in order, outermost ones only, each with its path.
 
     Raises:
         ProbingError: the model does not run on (2, 5) token ids.
@@ -38,7 +38,7 @@ def fed_lists(model: nn.Module, root_path: str, vocab_rows: int | None) -> list[
 
 @dataclass
 class _Chain:
-    """What was seen of one list of blocks: the order of their calls and whether each fed the next."""
+    """Observations of one list of blocks: the order of their calls, and whether each fed the next."""
 
     path: str
     blocks: tuple[nn.Module, ...]
@@ -92,9 +92,9 @@ def _run_watched(model: nn.Module, chains: list[_Chain], vocab_rows: int | None)
 class _Enter:
     chain: _Chain
 
-    def __call__(self, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         try:
-            self.chain.entered(floating(args, kwargs)[0])
+            self.chain.entered(floating(args, kwargs or {})[0])
         except StreamError:
             self.chain.entered(None)
 

@@ -30,7 +30,7 @@ _ITS_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TO
 
 
 class KeptMemory:
-    """What a process keeps of the memory it frees."""
+    """Freed memory that a process keeps for its next allocation."""
 
     def __init__(self) -> None:
         self._tidied = time.monotonic()

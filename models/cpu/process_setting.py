@@ -1,4 +1,4 @@
-"""A setting of the whole process that holds while some block needs it."""
+"""A process-wide setting that holds while some block needs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class ProcessSetting:
-    """Made by the first block that opens, undone by the last one that ends, in whichever thread."""
+    """Make the setting when the first block opens, and undo it when the last one ends, in whichever thread."""
 
     def __init__(self, make: Callable[[], None], undo: Callable[[], None]) -> None:
         self._make, self._undo = make, undo
@@ -17,7 +17,7 @@ class ProcessSetting:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The setting holds inside the block."""
+        """Hold the setting inside the block."""
         with self._lock:
             if self._blocks == 0:
                 self._make()

@@ -19,7 +19,7 @@ BLOCK, LONGEST = 64, 768
 
 
 def blocks_are_faster(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether attention goes faster by `attention_in_blocks` than by torch's kernel, for samples of up to `LONGEST` tokens.
+    """Return whether `attention_in_blocks` is faster than torch's kernel, for samples of up to `LONGEST` tokens.
 
     It does in bfloat16 on CPUs with AVX-512, whether or not they have its instructions for bfloat16. On a CPU with AMX, and in
     float32 on all kinds, they were not compared. Whoever registered an attention of his own under the name ``sdpa`` keeps it.
@@ -31,11 +31,11 @@ def blocks_are_faster(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def blocked_attention() -> AbstractContextManager[None]:
-    """Inside the block, what transformers calls SDPA goes by `attention_in_blocks` where it is plain causal self-attention.
+    """Compute what transformers calls SDPA by `attention_in_blocks`, inside the block, where it is plain causal self-attention.
 
     That is for every model of this process and holds until the last of several open blocks ends. Whatever is longer
     than `LONGEST`, has a mask, a bias, a cache or dropout, needs gradients, looks both ways or is on another device is left to
-    torch's kernel.
+    torch's kernel. An attention that somebody registers as ``sdpa`` inside the block stays.
     """
     return _IN_BLOCKS.held()
 
@@ -67,7 +67,7 @@ def _forward(
 def attention_in_blocks(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
     """Softmax(scaling * query key^T) value, row i of S over keys 0..i.
 
-    query: (B, heads, S, D). key: (B, groups, S, D). value: (B, groups, S, E). heads is a multiple of groups, and neighbouring
+    query: (B, heads, S, D). key: (B, groups, S, D). value: (B, groups, S, E). heads is a multiple of groups, and neighboring
     heads share a group. Returns (B, S, heads, E), contiguous, in their dtype. All is computed in float32 and rounded once, at
     the end.
     """
@@ -93,7 +93,14 @@ def _(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:  # n
     return query.new_empty(B, S, heads, value.shape[-1])
 
 
-_IN_BLOCKS = ProcessSetting(
-    lambda: AttentionInterface.register("sdpa", _forward),
-    lambda: AttentionInterface.register("sdpa", sdpa_attention_forward),
-)
+def _replace() -> None:
+    AttentionInterface.register("sdpa", _forward)
+
+
+def _put_back() -> None:
+    """Put transformers' own attention back, unless somebody registered another one meanwhile."""
+    if ALL_ATTENTION_FUNCTIONS["sdpa"] is _forward:
+        AttentionInterface.register("sdpa", sdpa_attention_forward)
+
+
+_IN_BLOCKS = ProcessSetting(_replace, _put_back)

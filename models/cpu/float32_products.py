@@ -25,7 +25,7 @@ _LARGEST_BYTES = 1 << 30
 
 
 def float32_is_faster(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this machine multiplies matrices of `dtype` faster in float32, both conversions included.
+    """Return whether this machine multiplies matrices of `dtype` faster in float32, both conversions included.
 
     So it is on CPUs without instructions for that dtype, 3 and 200 times on one with AVX-512 alone (bfloat16 and float16).
     It is measured, once a process, in some 50 ms.
@@ -59,7 +59,7 @@ FLOAT32_PRODUCTS = _Float32Products()
 
 
 def _common_dtype(operands: tuple[Any, ...]) -> torch.dtype | None:
-    """The 16-bit dtype of every tensor among `operands`; None where they share none, or one is no plain tensor of the CPU."""
+    """Return the 16-bit dtype that all tensors of `operands` share; None without one, or if one is no plain CPU tensor."""
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     dtypes = {tensor.dtype for tensor in tensors}
     plain = all(type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu" for tensor in tensors)
