@@ -1,35 +1,36 @@
 """Conversations become token ids and loss masks; what cannot is rejected with a reason."""
 
-from .audit import Audit, audit, marked_text
+from ..rejects import Reject
+from .audit import Audit, RejectGate, RejectLimitError, audit, marked_text
+from .encoder import RecordEncoder
+from .errors import SourceError
 from .identity import TokenisationIdentity, identity_of
-from .image_processor import ImageProcessor, image_processor_of
-from .items import Item, Reject, Sample
-from .kimi import KimiMasks
+from .images.processor import ImageProcessor, image_processor_of
+from .masks.kimi import KimiMasks
 from .options import TokeniseOptions
-from .reject_gate import RejectGate
-from .sample_images import SampleImages
-from .source_error import SourceError
-from .source_identity import source_identity
+from .records.items import Item, Sample, SampleImages
+from .records.sources import read_records, source_identity
 from .tokenise import tokenise
-from .tokeniser import Tokeniser
 
 __all__ = [
     "Audit",
     "ImageProcessor",
     "Item",
     "KimiMasks",
+    "RecordEncoder",
     "Reject",
     "RejectGate",
+    "RejectLimitError",
     "Sample",
     "SampleImages",
     "SourceError",
     "TokenisationIdentity",
     "TokeniseOptions",
-    "Tokeniser",
     "audit",
     "identity_of",
     "image_processor_of",
     "marked_text",
+    "read_records",
     "source_identity",
     "tokenise",
 ]

@@ -1,4 +1,4 @@
-"""What tokenised a run's rows, as hashes."""
+"""Hashes of what tokenized a run's rows."""
 
 import hashlib
 import json
@@ -6,25 +6,26 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...models.errors import UsageError
-from .loss_mask import LossMasks
-from .tokeniser import Tokeniser
+from .encoder import RecordEncoder
+from .masks.loss_mask import LossMasks
 
 
 @dataclass(frozen=True)
 class TokenisationIdentity:
     """Two runs with equal identities make equal samples of equal rows.
 
-    Hashes are SHA-256 in hex: of the tokenizer as canonical JSON, of the template's text (None where there is none).
-    `template_args` is canonical JSON. `template_date` is None where the template does not ask for it. `mask_rule` is
-    the one for conversations without tools, None without a template.
+    Hashes are SHA-256 in hex: of the tokenizer as canonical JSON (None where there is none, and records are token ids), of
+    the template's text (None where there is none). `template_args` is canonical JSON. `template_date` is None where the
+    template does not ask for it. `mask_rule` is the one for conversations without tools, None without a template.
     """
 
-    tokenizer_sha256: str
+    tokenizer_sha256: str | None
     template_sha256: str | None
     template_args: str
     template_date: str | None
     mask_rule: str | None
     loss_on: str
+    on_dropped: str
     think: str
     ids_format: str
     max_length: int
@@ -32,21 +33,26 @@ class TokenisationIdentity:
     strict: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON values."""
+        """Return the fields as JSON values."""
         return asdict(self)
 
 
-def identity_of(tokeniser: Tokeniser) -> TokenisationIdentity:
-    """The identity of a tokeniser."""
-    options = tokeniser.options
-    template = _template_text(tokeniser)
+def identity_of(encoder: RecordEncoder) -> TokenisationIdentity:
+    """Return the identity of an encoder."""
+    options = encoder.options
+    tokenizer = encoder.tokenizer if encoder.has_tokenizer else None
+    template = options.chat_template or (None if tokenizer is None else tokenizer.chat_template)
+    # A tokenizer can have several templates by name; which one a record gets depends on the record.
+    template = _canonical(template) if isinstance(template, dict) else template
     return TokenisationIdentity(
-        tokenizer_sha256=_sha256(_canonical(_tokenizer_values(tokeniser.tokenizer))),
+        tokenizer_sha256=None if tokenizer is None else _sha256(_canonical(_tokenizer_values(tokenizer))),
         template_sha256=None if template is None else _sha256(template),
         template_args=_canonical(dict(options.template_args)),
         template_date=options.date.isoformat() if template and "strftime_now" in template else None,
-        mask_rule=_mask_rule(tokeniser),
+        mask_rule=None if tokenizer is None else _mask_rule(encoder),
         loss_on=options.loss_on,
+        # Whether such a row ends the run changes no sample.
+        on_dropped="keep" if options.on_dropped == "keep" else "reject",
         think=options.think,
         ids_format=options.ids_format,
         max_length=options.max_length,
@@ -55,15 +61,9 @@ def identity_of(tokeniser: Tokeniser) -> TokenisationIdentity:
     )
 
 
-def _template_text(tokeniser: Tokeniser) -> str | None:
-    text = tokeniser.options.chat_template or tokeniser.tokenizer.chat_template
-    # A tokenizer can have several templates by name; which one a row gets depends on the row.
-    return _canonical(text) if isinstance(text, dict) else text
-
-
-def _mask_rule(tokeniser: Tokeniser) -> str | None:
+def _mask_rule(encoder: RecordEncoder) -> str | None:
     try:
-        return LossMasks(tokeniser.template, tokeniser.options.loss_on).rule()
+        return LossMasks(encoder.template, encoder.options.loss_on).rule()
     except UsageError:
         return None
 

@@ -1,0 +1,1 @@
+"""Conversations, and their rendering by a chat template."""

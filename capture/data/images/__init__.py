@@ -1,0 +1,1 @@
+"""Images of a conversation, from local files to the inputs of a forward."""

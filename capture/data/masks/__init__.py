@@ -1,0 +1,1 @@
+"""Loss masks: which tokens of a rendered conversation are supervised."""

@@ -1,0 +1,1 @@
+"""Input records: their sources and files, their fields, the samples and rejects they become."""
