@@ -1,23 +1,27 @@
 """Sampling with observers around it, and generation whose hidden states and sampling outputs share rows."""
 
-from .aborts import Aborts
-from .finish import Finish, FinishKind
-from .first_token import FirstToken
+from .disaggregation.handoff import FirstToken, MetadataBuffers
+from .disaggregation.transfer import receive_request, send_request
 from .generate import generate_with_capture
-from .handoff import MetadataBuffers
+from .generation.finish import Aborts, Finish, FinishKind
+from .generation.prompts import Prompt
+from .generation.result import GenerationResult
+from .generation.step_probes import StepError
 from .masked_log_softmax import masked_log_softmax
-from .observers import LogprobObserver, SamplingObserver, TopKLogitsObserver
-from .params import SamplingParams
-from .prompts import Prompt
-from .result import GenerationResult
-from .sampled_rows import DeviceSampledRows, RefusedToken, TokenRefusal, refused_tokens
-from .sampled_tokens import DeviceSampledTokens, HostSampledTokens
-from .sampler import Sampler, SamplerOutput
-from .sampling_info import AskedRows, SamplingInfo, SamplingState
-from .sampling_mask import DeviceSamplingMasks, HostSamplingMasks, SamplingMaskObserver
-from .step_probes import StepError
-from .topk_logits import DeviceTopKLogits, HostTopKLogits
-from .transfer import receive_request, send_request
+from .sampler.observers import LogprobObserver, SamplingObserver, TopKLogitsObserver
+from .sampler.params import SamplingParams
+from .sampler.sampled_rows import (
+    DeviceSampledRows,
+    DeviceSampledTokens,
+    HostSampledTokens,
+    RefusedToken,
+    TokenRefusal,
+    refused_tokens,
+)
+from .sampler.sampler import Sampler, SamplerOutput
+from .sampler.sampling_info import AskedRows, SamplingInfo, SamplingState
+from .sampler.sampling_mask import DeviceSamplingMasks, HostSamplingMasks, SamplingMaskObserver
+from .sampler.topk_logits import DeviceTopKLogits, HostTopKLogits
 
 __all__ = [
     "Aborts",

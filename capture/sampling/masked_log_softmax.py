@@ -8,18 +8,22 @@ from ..outputs import RaggedRows
 
 
 def masked_log_softmax(logits: Tensor, mask: Tensor | RaggedRows) -> Tensor:
-    """Log-probabilities (..., V) of the distribution that is restricted to a support; differentiable in `logits`.
+    """Return log-probabilities (..., V) of the distribution restricted to a support; differentiable in `logits`.
 
     Args:
         logits: (..., V), divided by the temperature that the tokens were sampled with. Computed and returned in float32
             where they are narrower.
         mask: bool (..., V), true inside the support; or lists of token ids, one per row of logits (R, V). A row without a
-            list (it was not asked for, or nothing was sampled) is normalised over the whole vocabulary.
+            list (it was not asked for, or nothing was sampled) is normalized over the whole vocabulary.
 
     Outside the support the result is `-inf` and its gradient is zero; so it is everywhere in a row of empty support.
 
     Raises:
         UsageError: shapes that do not fit, or an id outside the vocabulary.
+
+    Example:
+        >>> masked_log_softmax(torch.zeros(1, 4), torch.tensor([[True, True, False, False]])).exp()
+        tensor([[0.5000, 0.5000, 0.0000, 0.0000]])
     """
     support = _support(mask, logits) if isinstance(mask, RaggedRows) else mask
     if support.dtype != torch.bool or support.shape != logits.shape:
@@ -35,7 +39,7 @@ def masked_log_softmax(logits: Tensor, mask: Tensor | RaggedRows) -> Tensor:
 
 
 def _support(mask: RaggedRows, logits: Tensor) -> Tensor:
-    """(R, V) bool."""
+    """Return (R, V) bool."""
     if logits.dim() != 2 or len(mask) != len(logits):
         raise UsageError(
             f"{len(mask)} lists of token ids need logits of shape ({len(mask)}, V); found {tuple(logits.shape)}."

@@ -1,42 +1,47 @@
-"""What the shards of a generation say of how they were made, in the words of an offline run's."""
+"""Provenance in the shards of a generation, in the words of an offline run's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ...models.layer_ids import Convention, from_boundaries
-from ...models.loading import LoadedModel
+from ...hooks import TappedModel
+from ...models.layer_choice import LayerChoice
+from ...models.loaded_model import LoadedModel
 from ..identity import dtype_name, tapped_identity
-from .cached_model import CachedModel
-from .generation_loop import LoopSettings
-from .params import SamplingParams
+from .generation.end_marks import EndMarks
+from .generation.loop import LoopSettings
+from .sampler.params import SamplingParams
 
 
 def generation_identity(
-    model: CachedModel,
-    convention: Convention,
+    tapped: TappedModel,
+    layers: LayerChoice,
     params: Sequence[SamplingParams],
     settings: LoopSettings,
+    end_marks: EndMarks,
     loaded: LoadedModel | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Model, taps, sampling and how steps were made, as JSON values.
 
+    layers: what was asked for; the taps are told in its words.
     loaded: where the model came from, if it was loaded from somewhere known.
-    more: what the caller knows of tokeniser and data.
+    more: what the caller knows of tokenizer and data.
     """
+    ids, convention = layers.as_ids(tapped.taps.boundaries)
     return {
-        **tapped_identity(model, from_boundaries(model.taps.boundaries, convention), convention, loaded),
-        "store_dtype": dtype_name(model.dtype),
+        **tapped_identity(tapped, ids, convention, loaded),
+        "store_dtype": dtype_name(tapped.dtype),
         "mode": "generation",
-        "sampling": _sampling(params),
+        "sampling": sampling_identity(params),
         "steps": asdict(settings),
+        "end_tokens": end_marks.as_json(),
         **(more or {}),
     }
 
 
-def _sampling(params: Sequence[SamplingParams]) -> dict[str, Any] | None:
-    """The parameters that all requests share; None where they differ in more than their seeds."""
+def sampling_identity(params: Sequence[SamplingParams]) -> dict[str, Any] | None:
+    """Return the parameters that all requests share; None where they differ in more than their seeds."""
     shared = [_as_json(one) | {"seed": None} for one in params]
     if not shared or any(one != shared[0] for one in shared):
         return None

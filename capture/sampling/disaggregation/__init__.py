@@ -1,0 +1,1 @@
+"""Prefill and decode in separate processes: the first token and the cache in between."""

@@ -1,0 +1,1 @@
+"""The generation loop: prompts in, requests with their rows out."""

@@ -1,0 +1,1 @@
+"""Key-value caches whose rows are selected, joined and cut."""
