@@ -1,8 +1,9 @@
 """The offline run: plan, batches, forward, rows on disk."""
 
+from ..settings import TextSettings
 from .estimate import RunEstimate, estimate_run
 from .offline import capture_dataset
-from .settings import CaptureSettings, RayWorkers, TextSettings
+from .settings import CaptureSettings, RayWorkers
 from .stopping import RunStopped, Stopping
 from .summary import RunSummary
 

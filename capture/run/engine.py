@@ -1,4 +1,4 @@
-"""The forward of an offline run, behind one small interface: another way to run a model is one more file beside this one."""
+"""The forward of an offline run, behind one small interface."""
 
 from __future__ import annotations
 
@@ -16,11 +16,22 @@ class Engine(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the captured tensors are made."""
+        """Return the device on which the captured tensors are made."""
 
     @property
     def made_with(self) -> Mapping[str, Any]:
-        """What headers say of the device and the way of computing."""
+        """Provenance for the shard header: the device, and how it computes."""
 
     def forward(self, batch: TokenBatch) -> DeviceAuxiliaryOutput:
-        """The hidden states of every real position of `batch`, and their faults, as one auxiliary output."""
+        """Return the hidden states of every real position of `batch`, and their faults, as one auxiliary output.
+
+        A batch with a `chunk` is a part of one sample, given after the parts before it. An engine that cannot compute it behind
+        those refuses `prefill_chunk` in its `EngineKind`.
+        """
+
+
+class CompilingEngine(Engine, Protocol):
+    """An engine whose layers can be compiled."""
+
+    def set_compiled(self, compiled: bool) -> None:
+        """Run layers compiled, or as they are, from the next forward on."""

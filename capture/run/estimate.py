@@ -1,33 +1,37 @@
-"""What a run would do, fill and take, without writing anything."""
+"""The dry run: samples, disk space and time of a run, without writing anything."""
 
 from __future__ import annotations
 
 import datetime
-import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 
+from ...models.checkpoint import has_weights
 from ...models.errors import UsageError
-from ..data import Audit, ImageProcessor, Item, RejectGate, Sample, audit, image_processor_of, tokenise
+from ..data import Audit, RecordEncoder, TokeniseOptions, audit, image_processor_of, tokenise
 from ..progress import Progress, Silent
-from .batches import TokenBatch, batch_end, token_batch
-from .budget import make_room, too_large
-from .engine import Engine
-from .offline import backend_of
-from .planned_images import require_engine_for_images
-from .planning import told
-from .ranks import Ranks
+from .attached_model import AttachedModel
+from .backend import Backend, kind_of, opened_backend
+from .batches import SampleRows
+from .distributed.ranks import Ranks
+from .pacing.block_estimate import BlockEstimate, block_estimate
+from .pacing.block_pacer import BlockPacer
+from .pacing.forwards import Forwards
+from .pacing.pace import Pacer
+from .pacing.timing import KEPT_ROWS, KeptSamples, tokens_per_second
+from .planned_images import require_images_taken
+from .planned_taps import PlannedTap, planned_taps
+from .planning import with_progress
+from .preflight import preflight
 from .resuming import fitted_to
 from .settings import STORE_DTYPES, CaptureSettings
 from .space import bytes_of_rows, free_bytes
 
-# Samples that the forward is timed on, taken evenly from the whole input, and for how long.
-PROBED_SAMPLES = 256
-PROBE_SECONDS = 10.0
-BATCH_TOKENS = 2048
+TRIED_BATCHES = 8  # of a block of streamed weights: each of them passes every layer
 
 
 @dataclass(frozen=True)
@@ -36,17 +40,23 @@ class RunEstimate:
 
     Attributes:
         bytes_needed, bytes_free: of the rows, and of the disk.
-        tokens_per_second: of the forward, tried on samples of the input; 0 where there were none.
+        tokens_per_second: of the forward, tried on samples of the input; 0 where there were none, or no weights.
+        taps: what would be tapped, in slot order.
+        untimed: why no forward was timed; None where some were.
+        block: of a run with streamed weights, None for others.
     """
 
     audit: Audit
     bytes_needed: int
     bytes_free: int
     tokens_per_second: float
+    taps: tuple[PlannedTap, ...]
+    untimed: str | None = None
+    block: BlockEstimate | None = None
 
     @property
     def seconds(self) -> float:
-        """Of the forwards of the whole run, without loading and tokenising."""
+        """Return the seconds of all forwards of the run, without loading and tokenizing."""
         return self.audit.tokens / self.tokens_per_second if self.tokens_per_second else 0.0
 
     @property
@@ -55,98 +65,68 @@ class RunEstimate:
 
 
 def estimate_run(settings: CaptureSettings, progress: Progress | None = None) -> RunEstimate:
-    """Tokenise the input of `settings`, time a few forwards, and add up; raises as `capture_dataset` does."""
+    """Check what a run would check, tokenise its input, time a few forwards, and add up.
+
+    A folder without weights gives an estimate without a time. Raises as `capture_dataset` does.
+    """
     if settings.tp > 1:
         raise UsageError("a dry run times the forwards of one process; leave tp (--tp) out, or see `hiddentap audit`.")
-    progress = progress or Silent()
-    backend = backend_of(settings, Ranks())
-    attached = backend.attached
-    today = datetime.date.today().isoformat()
+    progress, kind = progress or Silent(), kind_of(settings)
+    attached = preflight(settings, kind, progress)
+    if attached is None:
+        backend = opened_backend(kind, settings, Ranks())
+        return _timed(backend, *_counted(settings, backend.attached, progress), progress)
+    counted = _counted(settings, attached, progress)
+    folder = Path(settings.model.name)
+    if folder.is_dir() and not has_weights(folder):
+        audited, kept, _ = counted
+        needed = bytes_of_rows(
+            attached.columns(_store_dtype(settings, attached), is_text=kept.have_images), audited.tokens
+        )
+        return RunEstimate(
+            audited, needed, free_bytes(settings.out), 0.0, planned_taps(settings, attached), f"{folder} has no weights"
+        )
+    return _timed(opened_backend(kind, settings, Ranks()), *counted, progress)
+
+
+def _counted(
+    settings: CaptureSettings, attached: AttachedModel, progress: Progress
+) -> tuple[Audit, KeptSamples, TokeniseOptions]:
+    """Tokenize the input once: what it holds, and samples of it."""
     options = fitted_to(attached.decoder, settings.text, progress).tokenise_options(
-        settings.model, date=today, vocab_rows=attached.decoder.vocab_rows
+        settings.model, date=datetime.date.today().isoformat(), vocab_rows=attached.decoder.vocab_rows
     )
-    kept: list[Sample] = []
-    items = tokenise(settings.data, options, workers=settings.text.workers, limit=settings.text.limit)
-    gate = RejectGate(settings.text.allow_rejects, strict=settings.text.strict)
-    counted = audit(_keeping(told(items, progress), kept), gate)
-    processor = image_processor_of(options) if any(sample.images for sample in kept) else None
-    dtype = STORE_DTYPES[settings.store_dtype] if settings.store_dtype else attached.dtype
-    longest = max((len(sample.input_ids) for sample in kept), default=1)
-    require_engine_for_images(settings, processor is not None)
-    with backend.engine(dtype, longest) as engine:
-        budget = 1 if settings.exact else settings.batch_tokens or BATCH_TOKENS
-        speed = None
-        while speed is None:
-            speed = _tokens_per_second(engine, _batches(kept, budget, processor))
-            if speed is None:
-                budget = _smaller(budget, longest, engine.device, progress)
-    columns = attached.columns(dtype, is_text=processor is not None)
-    return RunEstimate(counted, bytes_of_rows(columns, counted.tokens), free_bytes(settings.out), speed)
+    kept = KeptSamples(min(settings.shard_rows, KEPT_ROWS))
+    items = tokenise(settings.data, RecordEncoder(options), workers=settings.text.workers, limit=settings.text.limit)
+    return audit(kept.keeping(with_progress(items, progress)), settings.text.gate()), kept, options
 
 
-def _keeping(items: Iterable[Item], kept: list[Sample]) -> Iterator[Item]:
-    """Pass `items` on; `kept` ends as at most PROBED_SAMPLES samples at even distances."""
-    step, seen = 1, 0
-    for item in items:
-        if isinstance(item, Sample):
-            if seen % step == 0:
-                kept.append(item)
-            seen += 1
-            if len(kept) == 2 * PROBED_SAMPLES:
-                del kept[1::2]
-                step *= 2
-        yield item
+def _timed(
+    backend: Backend[Any], audited: Audit, kept: KeptSamples, options: TokeniseOptions, progress: Progress
+) -> RunEstimate:
+    settings, attached = backend.settings, backend.attached
+    require_images_taken(backend, kept.have_images)
+    dtype = _store_dtype(settings, attached)
+    samples = kept.in_order(image_processor_of(options) if kept.have_images else None)
+    with backend.engine(dtype, kept.longest) as engine:
+        # Of no tokens: a trial is too short for compiled layers to save what they cost.
+        pacer = backend.pacer(engine, 0, progress.note)
+        forwards = Forwards(pacer, engine.device, attached.limits, progress.note, settings.prefill_chunk)
+        block = _block(pacer, forwards, samples, audited.tokens, settings.shard_rows)
+        speed = tokens_per_second(forwards, samples) if block is None else audited.tokens / block.seconds
+    needed = bytes_of_rows(attached.columns(dtype, is_text=kept.have_images), audited.tokens)
+    return RunEstimate(audited, needed, free_bytes(settings.out), speed, planned_taps(settings, attached), block=block)
 
 
-def _smaller(budget: int, longest: int, device: torch.device, progress: Progress) -> int:
-    """Half of a budget whose batch did not fit the device; raises RunError where that was one sample already."""
-    if budget <= longest:
-        raise too_large(f"a sample of up to {longest} tokens", device)
-    make_room(device)
-    progress.note(f"a batch of {budget} positions did not fit {device}; trying {budget // 2}")
-    return budget // 2
+def _block(pacer: Pacer, forwards: Forwards, samples: SampleRows, tokens: int, shard_rows: int) -> BlockEstimate | None:
+    """Return the blocks of a run with streamed weights, tried on a few batches of `samples`; None for others."""
+    batches = forwards.cut(samples) if isinstance(pacer, BlockPacer) else []
+    if not isinstance(pacer, BlockPacer) or not batches:
+        return None
+    # Batches of all lengths, in the order of the lengths.
+    tried = batches[:: ceil(len(batches) / TRIED_BATCHES)]
+    return block_estimate(pacer, tried, tokens, shard_rows)
 
 
-def _tokens_per_second(engine: Engine, batches: Iterable[TokenBatch]) -> float | None:
-    """Of the forwards of `batches`; 0 where there are none, None where one did not fit the device."""
-    tokens = 0
-    start = time.perf_counter()
-    for batch in batches:
-        try:
-            engine.forward(batch)
-        except torch.OutOfMemoryError:
-            return None
-        if engine.device.type != "cpu":
-            torch.accelerator.synchronize(engine.device)
-        if tokens == 0:  # the first forward warms up and is not counted
-            start, tokens = time.perf_counter(), 1
-            continue
-        tokens += batch.positions.T
-        if time.perf_counter() - start > PROBE_SECONDS:
-            break
-    return tokens / max(time.perf_counter() - start, 1e-9) if tokens > 1 else 0.0
-
-
-def _batches(samples: list[Sample], budget: int, processor: ImageProcessor | None) -> Iterator[TokenBatch]:
-    """Batches of all lengths in turn, twice, so that there is more than one even of few samples."""
-    ordered = sorted(samples, key=lambda sample: len(sample.input_ids))
-    lengths = np.array([len(sample.input_ids) for sample in ordered], np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    ids = (
-        torch.from_numpy(np.concatenate([s.input_ids for s in ordered]))
-        if ordered
-        else torch.zeros(0, dtype=torch.int32)
-    )
-    cuts, first = [], 0
-    while first < len(ordered):
-        stop = batch_end(lengths, first, budget)
-        alone = [place for place in range(first, stop) if ordered[place].images]
-        stop = max(alone[0], first + 1) if alone else stop
-        cuts.append((first, stop))
-        first = stop
-    # From the middle outwards: a probe that ends early has seen the usual lengths.
-    cuts.sort(key=lambda cut: abs(cut[0] - len(ordered) // 2))
-    for first, stop in cuts * 2:
-        batch, images = token_batch(first, stop, offsets, ids), ordered[first].images
-        inputs = processor.inputs(images, ordered[first].input_ids) if processor and images else None
-        yield replace(batch, inputs=inputs)
+def _store_dtype(settings: CaptureSettings, attached: AttachedModel) -> torch.dtype:
+    return STORE_DTYPES[settings.store_dtype] if settings.store_dtype else attached.dtype

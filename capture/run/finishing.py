@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...models.errors import RunError
-from ..store import Manifest, OutputFolder, Plan, Reject
-from .pace import Pace
+from ..store import Manifest, OutputFolder, Plan, Reject, kept_mass
 from .resuming import sealed_shards
-from .steady_pace import SteadyPace
 from .summary import RunSummary
 
 
@@ -20,19 +19,27 @@ def _supervised(plan: Plan, reject: Reject) -> int:
 
 @dataclass(frozen=True)
 class Effort:
-    """What the forwards of this run took.
+    """Cost of this run's forwards.
 
     Attributes:
         tokens: rows that were not there before.
         seconds: from the first forward to the last seal.
         shards_before: how many shards an earlier run had sealed.
-        pace: how batches were sized; None in an exact run, and where several workers each had their own.
+        batch_tokens: the budget of positions at the end; None where there was none, or several workers each had their own.
     """
 
     tokens: int
     seconds: float
     shards_before: int
-    pace: Pace | SteadyPace | None
+    batch_tokens: int | None
+
+
+def _first_of_each(rejects: Iterable[Reject]) -> dict[str, str]:
+    """Return the place and reason of the first reject of each code."""
+    first: dict[str, str] = {}
+    for reject in rejects:
+        first.setdefault(reject.code, f"{reject.source}:{reject.line}: {reject.reason}")
+    return first
 
 
 def finish(
@@ -55,27 +62,34 @@ def finish(
             f"{folder.path} has {len(shards)} of the {len(plan.shards)} shards of its plan; run the same command again."
         )
     rejects = [*plan.rejects(), *(reject for shard in shards for reject in shard.rejects)]
+    mass = kept_mass(shards)
     summary = RunSummary(
         out=folder.path,
         captured=sum(shard.M for shard in shards),
         rejected=len(rejects),
-        rejected_by_code=dict(Counter(reject.detail.get("code", "other") for reject in rejects).most_common()),
+        rejected_by_code=dict(Counter(reject.code for reject in rejects).most_common()),
         tokens=sum(shard.R for shard in shards),
-        supervised_tokens=plan.extra["supervised_tokens"] - sum(_supervised(plan, reject) for reject in rejects),
-        truncated=plan.extra["truncated"],
-        warnings=plan.extra["warnings"],
+        supervised_tokens=plan.extra.supervised_tokens - sum(_supervised(plan, reject) for reject in rejects),
+        truncated=plan.extra.truncated,
+        first_reject=_first_of_each(rejects),
+        warnings=dict(plan.extra.warnings),
+        first_warning=dict(plan.extra.first_warning),
+        unread_fields=dict(plan.extra.unread_fields),
         shards=len(shards),
         shards_done_before=effort.shards_before,
         bytes=sum(shard.nbytes for shard in shards),
         tokens_now=effort.tokens,
         seconds=effort.seconds,
-        batch_tokens=effort.pace.batch_tokens if effort.pace else None,
+        batch_tokens=effort.batch_tokens,
         layer_ids=tuple(plan.identity["taps"]["layer_ids"]),
         convention=plan.identity["taps"]["convention"],
         hidden_size=hidden_size,
-        notes=notes,
+        notes=(*notes, *plan.extra.notes),
+        top_logits_share=None if mass is None else mass.mean,
+        top_logits_quantiles=None if mass is None else mass.quantiles,
     )
-    folder.write_rejects(rejects)
-    manifest = Manifest.from_shards(plan.identity, plan.summary(), shards, complete=True, counts=summary.counts())
-    manifest.write(folder.manifest_path)
+    checksum = folder.write_rejects(rejects)
+    Manifest.from_shards(
+        plan.identity, plan.summary(), shards, complete=True, counts=summary.counts(), rejects_crc32=checksum
+    ).write(folder.manifest_path)
     return summary

@@ -1,4 +1,4 @@
-"""OUT/head, written once per folder."""
+"""OUT/head, written once per folder, and again where it is damaged."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ from pathlib import Path
 
 import torch
 
-from ...models.head import DESCRIPTION_FILE, save_head
-from ...models.loading import LoadedModel
-from .hugging_face import AttachedModel
-from .tensor_group import TensorGroup
+from ...models.loaded_model import LoadedModel
+from ..progress import Progress
+from ..stored_head import head_fault, write_head
+from .attached_model import AttachedModel
+from .distributed.tensor_group import TensorGroup
 
 
-def write_head(folder: Path, loaded: LoadedModel, attached: AttachedModel, group: TensorGroup) -> None:
-    """Write the head of the run's model, unless an earlier run on this folder did; raises `HeadError`.
+def write_missing_head(
+    folder: Path, loaded: LoadedModel, attached: AttachedModel, group: TensorGroup, progress: Progress
+) -> None:
+    """Write the head of the run's model, unless an earlier run on this folder did and it is whole; raises as `write_head`.
 
     Every member of the first group calls this: each holds a part of the head. The leader writes.
     """
-    (missing,) = group.told(torch.tensor([not (folder / DESCRIPTION_FILE).exists()], dtype=torch.int64)).tolist()
-    if missing:
-        trust = loaded.source.trust_remote_code
-        save_head(folder, loaded.model, attached.norm_path, trust_remote_code=trust, write=group.leads)
+    fault = head_fault(folder)
+    (missing,) = group.broadcast(torch.tensor([fault is not None], dtype=torch.int64)).tolist()
+    if not missing:
+        return
+    if fault is not None and folder.exists():
+        progress.note(f"the head is written again: {fault}")
+    trust = loaded.source.trust_remote_code
+    write_head(folder, loaded.model, attached.norm_path, trust_remote_code=trust, write=group.leads)

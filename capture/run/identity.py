@@ -1,66 +1,91 @@
-"""What a run's files say of how they were made."""
+"""The identity of a run: what a later run on its folder must agree with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ...models.loading import LoadedModel
+from ...hooks import Taps
 from ..data import TokenisationIdentity, source_identity
 from ..identity import dtype_name, made_with, tapped_identity
-from .hugging_face import AttachedModel
+from ..store import Manifest
+from ..store.folder import MANIFEST_FILE
+from .backend import Backend
 from .settings import CaptureSettings
-from .vllm import engine_identity
 
 
-def run_identity(
-    settings: CaptureSettings, loaded: LoadedModel, attached: AttachedModel, tokenisation: TokenisationIdentity
-) -> dict[str, Any]:
-    """What a later run on the same folder must agree with, as JSON values."""
+def run_identity(backend: Backend[Any], tokenisation: TokenisationIdentity) -> dict[str, Any]:
+    """Return what a later run on the same folder must agree with, as JSON values."""
+    settings = backend.settings
     return {
-        **forward_identity(settings, loaded, attached),
+        **forward_identity(backend),
+        **settings_identity(settings),
         "tokenisation": tokenisation.as_dict(),
         "data": [source_identity(source) for source in settings.data],
+    }
+
+
+def settings_identity(settings: CaptureSettings) -> dict[str, Any]:
+    """Return that part of a run's identity which its settings say by themselves."""
+    return {
         "limit": settings.text.limit,
         "shard_rows": settings.shard_rows,
         # Whether such a sample ends the run or only itself changes no sealed shard.
         "on_bad_values": "keep" if settings.on_bad_values == "keep" else "reject",
-        **({"engine_options": engine_identity(settings.engine_options)} if settings.engine == "vllm" else {}),
+        "top_logits": settings.top_logits,
+        "top_logits_p": settings.top_logits_p,
+        "generated": None if settings.answers is None else _generated(settings.answers),
+        **({} if settings.store_dtype is None else {"store_dtype": settings.store_dtype}),
     }
 
 
-def forward_identity(settings: CaptureSettings, loaded: LoadedModel, attached: AttachedModel) -> dict[str, Any]:
-    """That part of a run's identity which says how its rows are computed, from which model."""
-    ids, convention = settings.layers.told(attached.taps.boundaries)
+def _generated(answers: Path) -> dict[str, Any]:
+    """Return how the answers of a regeneration were written, as its manifest says; the rest is the capture's own identity."""
+    manifest = Manifest.read(answers / MANIFEST_FILE)
+    names = ("engine", "engine_options", "turns", "drop_truncated", "sampling", "steps")
+    told = {name: manifest.identity[name] for name in names if name in manifest.identity}
+    return told | {"seed": manifest.plan["seed"], "end_tokens": manifest.plan["end_tokens"]}
+
+
+def tap_choice(settings: CaptureSettings, taps: Taps) -> dict[str, Any]:
+    """Return that part of a run's identity which says what is taken, in the words of the ids that were asked for."""
+    ids, convention = settings.layers.as_ids(taps.boundaries)
     return {
-        **tapped_identity(attached, ids, convention, loaded),
-        **({"attn_implementation": "vllm"} if settings.engine == "vllm" else {}),
+        "convention": convention,
+        "layer_ids": list(ids),
+        "boundaries": list(taps.boundaries),
+        "final": taps.final,
+    }
+
+
+def forward_identity(backend: Backend[Any]) -> dict[str, Any]:
+    """Return that part of a run's identity which says how its rows are computed, from which model."""
+    settings, attached = backend.settings, backend.attached
+    ids, convention = settings.layers.as_ids(attached.taps.boundaries)
+    return {
+        **tapped_identity(attached, ids, convention, backend.loaded),
         "store_dtype": settings.store_dtype or dtype_name(attached.dtype),
         "top_logits": settings.top_logits,
-        "mode": _mode(settings),
+        "top_logits_p": settings.top_logits_p,
+        **backend.identity,
     }
 
 
 def shard_metadata(
     identity: dict[str, Any],
     sources: Sequence[str],
-    mask_rules: dict[str, int],
+    mask_rules: Mapping[str, int],
     engine: Mapping[str, Any],
     compiled: str,
 ) -> dict[str, Any]:
-    """What each shard says of itself: the identity, and what may differ between runs that agree.
+    """Return the metadata of every shard: the identity, and what may differ between runs that agree.
 
     engine: what the engine says of itself: the device that it computes on, and its library.
     """
     return {
         **identity,
         "sources": list(sources),
-        "mask_rules": mask_rules,
+        "mask_rules": dict(mask_rules),
         "made_with": made_with(engine, compiled),
     }
-
-
-def _mode(settings: CaptureSettings) -> str:
-    if settings.engine == "vllm":
-        return "vllm"
-    return "exact" if settings.exact else "batched"

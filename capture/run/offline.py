@@ -3,208 +3,116 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from ...models.loading import LoadedModel, load_model
-from ..progress import Progress, Silent, Work
-from ..store import OutputFolder, Plan, Shard
-from .budget import TokenBudget
+from ..progress import Progress, Silent
+from ..store import OutputFolder, Plan
+from .assembly import announce_plan, opened, shard_run
+from .backend import Backend, kind_of, opened_backend
+from .distributed.lockstep import led
+from .distributed.ranks import Ranks, shared_folder, wait_for_names
+from .distributed.tensor_group import TensorGroup, tensor_group
+from .engine import Engine
 from .finishing import Effort, finish
-from .head import write_head
-from .hugging_face import AttachedModel, HuggingFaceBackend, HuggingFaceEngine, attach
-from .identity import shard_metadata
-from .lockstep import LeadingEngine, led
-from .pace import Pace
-from .planned_images import image_metadata, planned_images, require_engine_for_images
-from .ranks import Ranks
-from .resuming import prepare_folder, tokenise_options
-from .settings import STORE_DTYPES, CaptureSettings
-from .shard_run import ShardRun
-from .shared_folder import shared_folder, wait_for_names
-from .speeds import Speeds, speed_key
-from .steady_pace import SteadyPace
+from .head import write_missing_head
+from .planned_images import require_images_taken
+from .preflight import preflight
+from .resuming import prepare_folder
+from .settings import CaptureSettings
 from .stopping import Stopping
 from .summary import RunSummary
-from .tensor_group import TensorGroup, tensor_group
-from .vllm import VllmBackend, VllmEngine, require_vllm_can
-
-Backend: TypeAlias = HuggingFaceBackend | VllmBackend
 
 
 def capture_dataset(
     settings: CaptureSettings, progress: Progress | None = None, stopping: Stopping | None = None
 ) -> RunSummary:
-    """Fill `settings.out` with the hidden states of `settings.data`; go on where an earlier run on it stopped.
+    """Fill `settings.out` with the hidden states of `settings.data`; resume where an earlier run on it stopped.
 
     Under torchrun every process calls this, and they share the work shard by shard; with `settings.tp` above 1 that many of
-    them hold one copy of the model together, and the first of them writes. With engine ``ray`` one process calls it, and the
-    work is done by workers that Ray runs. `stopping` lets somebody else end the run between two batches.
+    them hold one copy of the model together, and the first of them writes. With engine ``ray`` one process calls it, and Ray's
+    workers do the work.
+
+    Args:
+        progress: receives reports; None logs notes to ``hiddentap`` at level INFO.
+        stopping: ends the run between two batches when it is asked to.
 
     Raises:
-        UsageError: settings, ids, data or a folder that cannot be used; see the types that it has.
-        RunError: the run failed; what was sealed stays, and the same call goes on from there. `RunStopped` is one.
+        UsageError: settings, ids, data or a folder that cannot be used; see its subclasses.
+        RunError: the run failed; sealed shards stay, and the same call resumes from them. `RunStopped` is one.
+
+    Example:
+        >>> capture_dataset(CaptureSettings("MODEL", "chats.jsonl", "OUT2", layer_ids=[0, 1, 2])).captured
+        5
+        >>> CapturedDataset("OUT2")[0]["aux_hidden_states"].shape
+        torch.Size([53, 3, 32])
     """
-    if settings.engine == "ray":
-        from .ray_run import capture_on_ray
-
-        return capture_on_ray(settings, progress or Silent(), stopping or Stopping())
-    ranks, stopping = Ranks.of_environment(), stopping or Stopping()
+    kind = kind_of(settings)
+    progress, stopping = progress or Silent(), stopping or Stopping()
+    if kind.elsewhere is not None:
+        return kind.elsewhere(settings, progress, stopping)
+    ranks = Ranks.of_environment()
     with ranks.failing_together(), tensor_group(ranks, settings.tp) as group:
-        return _captured(settings, ranks, group, progress or Silent(), stopping)
+        if ranks.is_first:
+            preflight(settings, kind, progress)
+        backend = opened_backend(kind, settings, ranks)
+        return _DatasetRun(backend, OutputFolder(settings.out), ranks, group, progress, stopping).capture()
 
 
-def backend_of(settings: CaptureSettings, ranks: Ranks) -> Backend:
-    """The model of `settings`, opened for its engine; raises as `load_model` and `attach`, or `require_vllm_can`, do."""
-    if settings.engine == "vllm":
-        require_vllm_can(settings)
-        return VllmBackend.of(settings)
-    loaded = load_model(ranks.placed(settings.model) if settings.tp == 1 else settings.model, settings.tp)
-    return HuggingFaceBackend(settings, loaded, *attach(loaded.model, settings))
+@dataclass(frozen=True)
+class _DatasetRun:
+    """The part of a run in this process: its model, its folder, and the processes that share the work."""
 
+    backend: Backend[Any]
+    folder: OutputFolder
+    ranks: Ranks
+    group: TensorGroup
+    progress: Progress
+    stopping: Stopping
 
-def _captured(
-    settings: CaptureSettings, ranks: Ranks, group: TensorGroup, progress: Progress, stopping: Stopping
-) -> RunSummary:
-    backend = backend_of(settings, ranks)
-    loaded, attached = backend.loaded, backend.attached
-    folder = OutputFolder(settings.out)
+    def capture(self) -> RunSummary:
+        """Plan, fill the shards that are left, and sum the run up; the summary is the same on every rank."""
+        backend, ranks, check_stop = self.backend, self.ranks, self.stopping.check
+        with shared_folder(self.folder, ranks, self._prepare, check_stop) as left:
+            plan = Plan(self.folder.plan)
+            if backend.settings.head and ranks.rank < self.group.size:
+                write_missing_head(self.folder.head, backend.loaded, backend.attached, self.group, self.progress)
+            effort = self._fill(plan, left)
+            backend.loaded.require_unchanged()
+            summary = RunSummary.from_json(ranks.agreed("the summary", partial(self._finish, plan, effort), check_stop))
+        ranks.part()
+        return summary
 
-    def prepare() -> list[int]:
-        plan, done = prepare_folder(settings, folder, loaded, attached, progress, stopping)
-        tell_plan(plan, done.values(), progress)
+    def _prepare(self) -> list[int]:
+        """Make the folder ready and return the shards that are left."""
+        plan, done = prepare_folder(self.backend, self.folder, self.progress, self.stopping)
+        announce_plan(plan, done.values(), self.progress)
         return [index for index in range(len(plan.shards)) if index not in done]
 
-    with shared_folder(folder, ranks, prepare, stopping.check) as left:
-        plan = Plan(folder.plan)
-        if settings.head and ranks.rank < group.size:
-            write_head(folder.head, loaded, attached, group)
-        shared = ranks.shared(progress)
-        effort = _fill(backend, plan, left, folder, ranks, group, shared, stopping)
-        loaded.require_unchanged()
+    def _fill(self, plan: Plan, left: list[int]) -> Effort:
+        """Capture this rank's share of the shards that are left, and wait for the others."""
+        done = len(plan.shards) - len(left)
+        if not left:  # opening an engine can take minutes
+            return Effort(0, 0.0, done, None)
+        require_images_taken(self.backend, plan.has_images)
+        tokens = sum(plan.shards[index].R for index in left)
+        with opened(self.backend, plan) as own, led(own, self.group, self.stopping) as engine:
+            start = time.perf_counter()
+            batch_tokens = None if engine is None else self._capture_shards(engine, plan, left, tokens)
+        self.ranks.meet("all shards are sealed", self.stopping.check)
+        return Effort(tokens, time.perf_counter() - start, done, batch_tokens)
 
-        def finished() -> dict[str, Any]:
-            if ranks.size > 1:
-                wait_for_names(folder, len(plan.shards), stopping.check)
-            return finish(plan, folder, effort, attached.hidden_size, loaded.notes).as_json()
+    def _capture_shards(self, engine: Engine, plan: Plan, left: list[int], tokens: int) -> int | None:
+        """Capture one shard after the other until none is left; return the last budget of positions."""
+        progress = self.ranks.shared(self.progress)
+        run = shard_run(self.backend, plan, tokens, self.folder, engine, progress, self.stopping)
+        run.capture(plan.shards[index] for index in self.ranks.take(left))
+        if self.ranks.is_first:
+            run.pacer.remember()
+        return run.pacer.batch_tokens
 
-        summary = RunSummary.from_json(ranks.agreed("the summary", finished, stopping.check))
-    if ranks.is_first:
-        remember(effort.pace, settings, loaded, attached, progress)
-    return summary
-
-
-def tell_plan(plan: Plan, done: Collection[Shard], progress: Progress) -> None:
-    """What there is to do, and what an earlier run did of it."""
-    samples = sum(shard.M + len(shard.rejects) for shard in done)
-    progress.started(Work("capturing", plan.M, tokens=plan.R, done=samples, done_tokens=sum(shard.R for shard in done)))
-    progress.note(
-        f"plan: {plan.M:,} samples, {plan.R:,} tokens" + (f", {samples:,} samples done before" if samples else "")
-    )
-    progress.advanced(rejected=sum(1 for _ in plan.rejects()) + sum(len(shard.rejects) for shard in done))
-
-
-def _fill(
-    backend: Backend,
-    plan: Plan,
-    left: list[int],
-    folder: OutputFolder,
-    ranks: Ranks,
-    group: TensorGroup,
-    progress: Progress,
-    stopping: Stopping,
-) -> Effort:
-    """Capture the shards that are left, the part of them that falls to this rank or to its group, and wait for the others'."""
-    if not left:  # opening an engine can take minutes
-        return Effort(0, 0.0, len(plan.shards), None)
-    require_engine_for_images(backend.settings, plan.has_images)
-    tokens = sum(plan.shards[index].R for index in left)
-    pace, start = None, time.perf_counter()
-    with opened(backend, plan) as own, led(own, group, stopping) as engine:
-        if engine is not None:
-            run = shard_run(backend, plan, tokens, folder, engine, progress, stopping)
-            pace, start = run.pace, time.perf_counter()
-            run.capture(plan.shards[index] for index in ranks.take(left))
-    ranks.meet("all shards are sealed", stopping.check)
-    return Effort(tokens, time.perf_counter() - start, len(plan.shards) - len(left), pace)
-
-
-def opened(backend: Backend, plan: Plan) -> AbstractContextManager[HuggingFaceEngine | VllmEngine]:
-    """The engine of `backend`, open inside the block, for the samples of `plan`."""
-    return backend.engine(STORE_DTYPES[plan.identity["store_dtype"]], int(plan.lengths.max(initial=1)))
-
-
-def shard_run(
-    backend: Backend,
-    plan: Plan,
-    tokens: int,
-    folder: OutputFolder,
-    engine: HuggingFaceEngine | VllmEngine | LeadingEngine,
-    progress: Progress,
-    stopping: Stopping,
-) -> ShardRun:
-    """What captures shards of `plan`, `tokens` rows of them, with `engine`."""
-    settings = backend.settings
-    compiled = "off" if settings.exact else settings.compile
-    return ShardRun(
-        plan,
-        folder,
-        engine,
-        backend.attached.columns(STORE_DTYPES[plan.identity["store_dtype"]], is_text=plan.has_images),
-        shard_metadata(plan.identity, plan.sources, plan.extra["mask_rules"], engine.made_with, compiled)
-        | image_metadata(plan),
-        _pace(backend, engine, tokens, progress),
-        settings.on_bad_values,
-        progress,
-        stopping.check,
-        planned_images(plan, tokenise_options(settings, plan)),
-    )
-
-
-def _pace(
-    backend: Backend,
-    engine: HuggingFaceEngine | LeadingEngine | VllmEngine,
-    tokens: int,
-    progress: Progress,
-) -> Pace | SteadyPace | None:
-    settings = backend.settings
-    if isinstance(engine, VllmEngine):
-        return SteadyPace(engine, settings.batch_tokens or VllmEngine.BATCH_TOKENS)
-    if settings.exact:
-        return None
-    fixed = settings.batch_tokens
-    budget = TokenBudget.probing(engine.device) if fixed is None else TokenBudget.fixed(fixed)
-    known = Speeds.of_user().read(_speed_key(settings, backend.loaded, backend.attached, engine.made_with))
-    # One process alone would find that compiling fails, and go on without; so it is not tried in a group unasked.
-    mode = "off" if settings.tp > 1 and settings.compile == "auto" else settings.compile
-    return Pace(engine, budget, mode, tokens, progress.note, known)
-
-
-def remember(
-    pace: Pace | SteadyPace | None,
-    settings: CaptureSettings,
-    loaded: LoadedModel,
-    attached: AttachedModel,
-    progress: Progress,
-) -> None:
-    """Keep what was measured for the next run; a cache folder that cannot be written is worth a word and no more."""
-    if pace is None or pace.measured is None:
-        return
-    try:
-        Speeds.of_user().write(_speed_key(settings, loaded, attached, pace.made_with), pace.measured)
-    except OSError as error:
-        progress.note(f"measured speeds were not kept for the next run: {error}")
-
-
-def _speed_key(
-    settings: CaptureSettings, loaded: LoadedModel, attached: AttachedModel, made_with: Mapping[str, Any]
-) -> str:
-    return speed_key(
-        loaded.config_hash,
-        attached.taps.names,
-        attached.dtype,
-        made_with,
-        attention=settings.model.attn_implementation,
-        top_logits=settings.top_logits,
-    )
+    def _finish(self, plan: Plan, effort: Effort) -> dict[str, Any]:
+        if self.ranks.size > 1:
+            wait_for_names(self.folder, len(plan.shards), self.stopping.check)
+        return finish(plan, self.folder, effort, self.backend.attached.hidden_size, self.backend.loaded.notes).as_json()

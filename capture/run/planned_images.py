@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +14,33 @@ from torch import Tensor
 from ...models.errors import RunError, UsageError
 from ..data import ImageProcessor, SampleImages, TokeniseOptions, image_processor_of
 from ..store import Plan, PlannedShard
-from .settings import CaptureSettings
-
-_PROCESSOR = "image_processor_sha256"
-
-
-def processor_of_images(options: TokeniseOptions, images: int) -> dict[str, Any]:
-    """What a plan keeps of the processor of its images; nothing where it has none."""
-    processor = image_processor_of(options) if images else None
-    return {} if processor is None else {"images": images, _PROCESSOR: processor.sha256}
+from .backend import Backend
+from .batches import ImageInputs
 
 
-def require_engine_for_images(settings: CaptureSettings, has_images: bool) -> None:
-    """Raise UsageError where the engine of a run with images takes text alone."""
-    if has_images and settings.engine != "hf":
-        raise UsageError(f"rows with images need --engine hf: with {settings.engine} the run takes text alone.")
-    if has_images and settings.tp > 1:
+def processor_hash(options: TokeniseOptions) -> str | None:
+    """Return the hash of the model's image processor; None for a model that takes text alone."""
+    processor = image_processor_of(options)
+    return None if processor is None else processor.sha256
+
+
+def require_images_taken(backend: Backend[Any], has_images: bool) -> None:
+    """Raise UsageError where a run has images and its backend takes text alone."""
+    if not has_images or backend.takes_images:
+        return
+    settings = backend.settings
+    if settings.tp > 1:
         raise UsageError("rows with images need a model in one process: with tp (--tp) the run takes text alone.")
+    if settings.stream_weights:
+        raise UsageError(
+            "rows with images need a model in memory: with stream_weights (--stream-weights) the run takes text alone."
+        )
+    raise UsageError(f"rows with images need --engine hf: with {settings.engine} the run takes text alone.")
 
 
 def image_metadata(plan: Plan) -> dict[str, Any]:
-    """What the header of a shard says of images; nothing where the run has none."""
-    return {_PROCESSOR: plan.extra[_PROCESSOR]} if plan.has_images else {}
+    """Return what a shard's header records of images; nothing for a run without images."""
+    return {"image_processor_sha256": plan.extra.image_processor_sha256} if plan.has_images else {}
 
 
 def require_same_images(plan: Plan) -> None:
@@ -51,11 +57,11 @@ def require_same_images(plan: Plan) -> None:
 
 
 def planned_images(plan: Plan, options: TokeniseOptions) -> PlannedImages | None:
-    """The images of `plan`, None where it has none; raises UsageError where the processor is another than it was planned with."""
+    """Return the images of `plan`, or None; raise UsageError if the processor differs from the planned one."""
     if not plan.has_images:
         return None
     processor = image_processor_of(options)
-    if processor is None or processor.sha256 != plan.extra[_PROCESSOR]:
+    if processor is None or processor.sha256 != plan.extra.image_processor_sha256:
         raise UsageError(
             f"the image processor of {options.tokenizer} is not the one that the run in {plan.folder.parent} was planned with; "
             "restore it, or choose another folder."
@@ -64,29 +70,28 @@ def planned_images(plan: Plan, options: TokeniseOptions) -> PlannedImages | None
 
 
 class PlannedImages:
-    """Which samples of a plan have images, and the inputs of their forwards."""
+    """The samples of a plan that have images, and the inputs of their forwards."""
 
     def __init__(self, plan: Plan, processor: ImageProcessor) -> None:
         self._plan, self._processor = plan, processor
 
-    def stop_before(self, shard: PlannedShard, first: int, stop: int) -> int:
-        """Where a batch of samples first..stop-1 ends, so that a sample with images has a forward of its own."""
-        with_images = np.flatnonzero(np.isin(shard.sample_index[first:stop], self._plan.image_samples))
-        if not with_images.size:
-            return stop
-        return first + max(int(with_images[0]), 1)
+    def of_shard(self, shard: PlannedShard, input_ids: Tensor) -> ImageInputs:
+        """Return the images of one shard; its inputs raise RunError for a changed file.
 
-    def inputs(self, shard: PlannedShard, place: int, input_ids: NDArray[np.int32]) -> dict[str, Tensor] | None:
-        """What the forward of the sample at `place` takes, None where it has no image; raises RunError for a changed file.
-
-        input_ids: (S,), the expanded ids.
+        input_ids: (R,) int32, the shard's expanded ids.
         """
-        sample = int(shard.sample_index[place])
-        found = self._plan.images(sample)
-        if found is None:
-            return None
+        ids = input_ids.numpy()
+        places = np.flatnonzero(np.isin(shard.sample_index, self._plan.image_samples))
+
+        def inputs(place: int) -> Mapping[str, Tensor]:
+            begin, end = shard.row_offsets[place : place + 2].tolist()
+            return self._inputs(int(shard.sample_index[place]), ids[begin:end])
+
+        return ImageInputs(places, inputs)
+
+    def _inputs(self, sample: int, input_ids: NDArray[np.int32]) -> Mapping[str, Tensor]:
         try:
-            return self._processor.inputs(SampleImages.from_json(found), input_ids)
+            return self._processor.inputs(SampleImages.from_json(self._plan.images(sample) or {}), input_ids)
         except RunError as error:
             raise RunError(f"sample {self._plan.sample_id(sample)!r}: {error}") from error
 

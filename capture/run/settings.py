@@ -1,24 +1,20 @@
-"""What one offline run is asked to do."""
+"""Settings of one offline run, in groups that check themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
-from ...hooks import Final, Taps
+from ...models.checked_fields import CheckedFields
+from ...models.choices import CompileMode, CpuFastPaths, OnBadValues, StoreDtypeName, dtype_name
 from ...models.errors import UsageError
-from ...models.layer_ids import Algorithm, Convention
-from ...models.loading import ModelSource
-from ..data import TokeniseOptions
-from .layer_choice import LayerChoice
+from ..engines import ENGINES, require_engine
+from ..settings import FolderSettings, LayerSettings, RunPlaces, TextSettings
 
-EngineName = Literal["hf", "ray", "vllm"]
-CompileMode = Literal["auto", "on", "off"]
-OnBadValues = Literal["reject", "raise", "keep"]
 STORE_DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -26,157 +22,84 @@ STORE_DTYPES: Mapping[str, torch.dtype] = {
 }
 
 
-@dataclass(frozen=True)
-class TextSettings:
-    """How input rows become tokens; see `TokeniseOptions` for what each field means."""
-
-    max_length: int = 4096
-    on_too_long: str = "truncate"
-    loss_on: str = "assistant"
-    think: str = "keep"
-    ids_format: str = "plain"
-    chat_template: str | None = None
-    template_args: Mapping[str, Any] = field(default_factory=dict)
-    strict: bool = False
-    limit: int | None = None
-    workers: int = 0
-    allow_rejects: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in (("max_length", 1), ("workers", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} must be at least {least}; got {getattr(self, name)}.")
-        if self.limit is not None and self.limit < 1:
-            raise UsageError(f"limit must be at least 1; got {self.limit}.")
-
-    def tokenise_options(self, source: ModelSource, *, date: str, vocab_rows: int | None) -> TokeniseOptions:
-        return TokeniseOptions(
-            tokenizer=source.name,
-            revision=source.revision,
-            trust_remote_code=source.trust_remote_code,
-            chat_template=self.chat_template,
-            template_args=self.template_args,
-            template_date=date,
-            max_length=self.max_length,
-            on_too_long=self.on_too_long,
-            loss_on=self.loss_on,
-            think=self.think,
-            ids_format=self.ids_format,
-            strict=self.strict,
-            vocab_rows=vocab_rows,
-        )
-
-
-@dataclass(frozen=True)
-class RayWorkers:
-    """The worker processes of engine ``ray``, each with a model of its own.
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings(FolderSettings):
+    """Settings of what is stored of each row.
 
     Attributes:
-        count: how many.
-        gpus: GPUs of each, or a part of one; None: one where the cluster has GPUs, else none.
-        address: where a cluster runs, such as ``auto`` or ``10.0.0.1:6379``; None: the one that RAY_ADDRESS names, else one on
-            this machine that lives as long as the run.
-    """
-
-    count: int = 1
-    gpus: float | None = None
-    address: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise UsageError(f"a run needs at least 1 Ray worker; got {self.count}.")
-        if self.gpus is not None and self.gpus < 0:
-            raise UsageError(f"GPUs of a Ray worker must be at least 0; got {self.gpus}.")
-
-
-@dataclass(frozen=True)
-class CaptureSettings:
-    """One offline run.
-
-    Attributes:
-        model: which model, and how it computes.
-        data: files or data sets of conversations, texts or token ids.
-        out: the folder that is filled.
-        layer_ids: K ids under `convention`, or under the system `ids_of`.
-        ids_of: whose ids they are, or those of `draft_config`: vllm, specforge, ...; see `models.id_systems`.
-        draft_config: a drafter's config.json to take the ids from, instead of `layer_ids`.
-        algorithm: take the default layers of eagle3, dflash or dspark instead.
-        adapter: how the residual stream is read where it is not plain; see `models.adapters`.
-        final: norm states to store beside them.
-        head: whether the final norm, the lm_head and the embeddings are written to OUT/head as well.
         top_logits: how many of the largest logits of each row are stored, with their ids and the log-sum-exp of all.
-        store_dtype: dtype of the stored rows, or None for the one the model computes in.
-        batch_tokens: positions of one forward, padding included, or None to try sizes out on the first batches.
-        exact: one sample a forward, so that every row is, bit for bit, that of a plain forward.
-        compile: whether decoder layers are compiled; ``auto``: where that saves more time than it costs. Never in an exact run.
-        shard_rows: most rows of one shard; a longer sample has a shard of its own.
+        top_logits_p: of these, store the fewest whose probabilities add up to this much, 0 to 1; the other places of a row hold
+            NaN and id -1. 1 stores all of them.
+        store_dtype: dtype of the stored rows (``bf16`` and the like are taken too), or None for the one the model computes in.
         on_bad_values: what becomes of a sample with rows that are not finite or all zero.
         force: start even if the disk has too little room for the whole run.
-        engine: what runs the forwards; ``hf``: the Hugging Face model in this process, ``ray``: such models in workers of a Ray
-            cluster, ``vllm``: vLLM.
-        engine_options: arguments of `vllm.LLM`, such as ``{"tensor_parallel_size": 8}``.
-        tp: how many processes hold one copy of the model together, each a part of every layer, as torchrun starts them.
-        ray: the workers of engine ``ray``.
     """
 
-    model: ModelSource
-    data: tuple[str, ...]
-    out: Path
-    layer_ids: tuple[int, ...] | None = None
-    convention: Convention = "layer_output"
-    ids_of: str | None = None
-    draft_config: Path | None = None
-    algorithm: Algorithm | None = None
-    adapter: str | None = None
-    final: Final = "pre"
-    head: bool = False
     top_logits: int = 0
-    text: TextSettings = TextSettings()
-    store_dtype: str | None = None
-    batch_tokens: int | None = None
-    exact: bool = False
-    compile: CompileMode = "auto"
-    shard_rows: int = 262_144
+    top_logits_p: float = 1.0
+    store_dtype: StoreDtypeName | None = None
     on_bad_values: OnBadValues = "reject"
     force: bool = False
-    engine: EngineName = "hf"
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
-    tp: int = 1
-    ray: RayWorkers = RayWorkers()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "out", Path(self.out))
-        self.layers  # noqa: B018 - says whether the layers are named in one way
-        if not self.data:
-            raise UsageError("no data was given; expected at least one file or data set.")
-        if self.store_dtype is not None and self.store_dtype not in STORE_DTYPES:
-            raise UsageError(f"store_dtype must be one of {', '.join(STORE_DTYPES)}; got {self.store_dtype!r}.")
-        if self.engine not in get_args(EngineName):
-            raise UsageError(f"engine must be one of {', '.join(get_args(EngineName))}; got {self.engine!r}.")
-        if self.engine_options and self.engine != "vllm":
+        object.__setattr__(self, "store_dtype", dtype_name(self.store_dtype))
+        super().__post_init__()
+        self.require_at_least(top_logits=0)
+        if not 0 < self.top_logits_p <= 1:
+            raise UsageError(f"top_logits_p must lie above 0 and at most at 1; got {self.top_logits_p}.")
+        if self.top_logits_p < 1 and not self.top_logits:
             raise UsageError(
-                f"engine options ({', '.join(self.engine_options)}) are for the engine vllm; got {self.engine!r}."
+                "top_logits_p (--top-logits-p) cuts stored top logits: give top_logits (--top-logits K) too."
             )
-        if self.on_bad_values not in get_args(OnBadValues):
-            raise UsageError(f"on_bad_values must be reject, raise or keep; got {self.on_bad_values!r}.")
-        for name in ("batch_tokens", "shard_rows"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1; got {value}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedSettings(CheckedFields):
+    """Settings of batching, compiling and spreading forwards.
+
+    Attributes:
+        batch_tokens: positions of one forward, padding included, or None to try sizes out on the first batches.
+        exact: one sample a forward, so that every row is, bit for bit, that of a plain forward.
+        prefill_chunk: run a sample of more tokens than this alone, in chunks of so many, each behind the key-value cache of those
+            before it; None runs every sample whole. Activations then take memory by the chunk, and rows leave chunk by chunk. A
+            sample with images runs whole.
+        compile: whether decoder layers are compiled; ``auto``: where that saves more time than it costs. Never in an exact run.
+        tp: how many processes hold one copy of the model together, each a part of every layer, as torchrun starts them.
+        stream_weights: read decoder layers from the checkpoint while the model runs, each once for a block of batches, so that
+            two layers are in memory at a time. The rows are the same.
+        block_tokens: positions of a block, padding included, or None for as many as fit the memory; a block is one shard at
+            least.
+        cpu_fast_paths: ``auto``: open the paths of `models.cpu` that are faster on this machine, of which some set something
+            process-wide until the run ends; ``off``: compute as the model does. The command's default is ``auto``.
+    """
+
+    batch_tokens: int | None = None
+    exact: bool = False
+    prefill_chunk: int | None = None
+    compile: CompileMode = "auto"
+    tp: int = 1
+    stream_weights: bool = False
+    block_tokens: int | None = None
+    cpu_fast_paths: CpuFastPaths = "off"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_at_least(batch_tokens=1, prefill_chunk=1, tp=1, block_tokens=1)
+        self._require_one_way_for_chunks()
+        if self.block_tokens is not None and not self.stream_weights:
+            raise UsageError(
+                "block_tokens (--block-tokens) is the size of a block of streamed weights (--stream-weights)."
+            )
+        if self.stream_weights and self.tp > 1:
+            raise UsageError("streamed weights lie on one device; stream_weights and tp exclude each other.")
+        if self.stream_weights and self.compile == "on":
+            raise UsageError(
+                "layers whose weights come and go are not compiled; stream_weights and compile=on exclude each other."
+            )
         if self.exact and self.batch_tokens is not None:
             raise UsageError(
                 "exact runs one sample a forward, so batch_tokens (--batch-tokens) has no meaning beside it; give "
                 "one of them."
-            )
-        if self.top_logits < 0:
-            raise UsageError(f"top_logits must be at least 0; got {self.top_logits}.")
-        if self.compile not in get_args(CompileMode):
-            raise UsageError(f"compile must be one of {', '.join(get_args(CompileMode))}; got {self.compile!r}.")
-        if self.tp < 1:
-            raise UsageError(f"tp must be at least 1; got {self.tp}.")
-        if self.tp > 1 and self.engine != "hf":
-            raise UsageError(
-                f"tp spreads a Hugging Face model; the engine {self.engine} has options of its own for it."
             )
         if self.exact and self.tp > 1:
             raise UsageError(
@@ -188,16 +111,100 @@ class CaptureSettings:
                 "each other."
             )
 
-    @property
-    def layers(self) -> LayerChoice:
-        return LayerChoice(self.layer_ids, self.convention, self.ids_of, self.draft_config, self.algorithm)
+    def _require_one_way_for_chunks(self) -> None:
+        if self.prefill_chunk is None:
+            return
+        others = (
+            (self.exact, "exact", "runs every sample in one plain forward, whose bits chunks do not give"),
+            (self.stream_weights, "stream_weights", "runs each layer once over whole samples"),
+            (self.tp > 1, "tp", "sends whole batches to the processes of a group"),
+            (self.compile == "on", "compile=on", "would compile layers again for every length of the cache"),
+        )
+        for asked, name, why in others:
+            if asked:
+                raise UsageError(f"{name} {why}, so prefill_chunk (--prefill-chunk) and {name} exclude each other.")
 
-    def taps(self, n: int) -> Taps:
-        """The taps in a model of n layers; raises as `LayerChoice.boundaries` does."""
-        return Taps(self.layers.boundaries(n), self.final)
 
-    def tap_names(self, taps: Taps) -> tuple[str, ...]:
-        """The taps in the words of the ids that were asked for, in slot order."""
-        ids, convention = self.layers.told(taps.boundaries)
-        word = "layer" if convention == "layer_output" else "boundary"
-        return tuple(f"{word} {i}" for i in ids) + taps.names[len(ids) :]
+@dataclass(frozen=True)
+class RayWorkers(CheckedFields):
+    """The worker processes of engine ``ray``, each with a model of its own.
+
+    Attributes:
+        count: how many.
+        gpus: GPUs of each, or a part of one; None: one where the cluster has GPUs, else none.
+        address: of a running cluster, such as ``auto`` or ``10.0.0.1:6379``; None: the one in RAY_ADDRESS, else one on this
+            machine that lives as long as the run.
+
+    Raises:
+        UsageError: fewer than one worker, or fewer than no GPU.
+
+    Example:
+        >>> CaptureSettings("MODEL", "chats.jsonl", "OUT2", layer_ids=[1], engine="ray", ray=RayWorkers(2, gpus=0.5)).ray.count
+        2
+    """
+
+    count: int = 1
+    gpus: float | None = None
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.count < 1:
+            raise UsageError(f"a run needs at least 1 Ray worker; got {self.count}.")
+        if self.gpus is not None and self.gpus < 0:
+            raise UsageError(f"GPUs of a Ray worker must be at least 0; got {self.gpus}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings(CheckedFields):
+    """Settings of the inference backend.
+
+    Attributes:
+        engine: the inference backend, one of `capture.engines.ENGINES`: ``hf``, ``ray`` or ``vllm``.
+        engine_options: arguments of `vllm.LLM`, such as ``{"tensor_parallel_size": 8}``.
+        ray: the workers of engine ``ray``.
+    """
+
+    engine: str = "hf"
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    ray: RayWorkers = RayWorkers()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_engine(self.engine, self.engine_options)
+        if self.ray != RayWorkers() and not ENGINES[self.engine].takes_workers:
+            raise UsageError(
+                f"Ray workers (--workers, --gpus-per-worker, --ray-address) need --engine ray; got {self.engine!r}."
+            )
+
+
+@dataclass(frozen=True)
+class CaptureSettings(EngineSettings, SpeedSettings, StoreSettings, LayerSettings, RunPlaces):
+    """One offline run: what it reads and writes, its layers, and how it stores and computes.
+
+    Refuses wrong types and values at once, before a model is loaded. The fields are those of the groups that it is made of:
+    `RunPlaces`, `LayerSettings`, `StoreSettings`, `SpeedSettings` and `EngineSettings`.
+
+    Attributes:
+        text: how input rows become samples.
+        answers: a folder of answers to `data`, whose samples are captured in place of the rows as they are; a regeneration
+            makes it.
+
+    Raises:
+        UsageError: a value that cannot be used; UsageTypeError for a wrong type; LayerIdError, LayerIdTypeError for layer ids.
+
+    Example:
+        >>> settings = CaptureSettings("org/model", "chats.jsonl", "OUT", layer_ids=[1, 14, 26], store_dtype="bf16")
+        >>> settings.model.name, settings.data, settings.store_dtype
+        ('org/model', ('chats.jsonl',), 'bfloat16')
+    """
+
+    text: TextSettings = field(default_factory=TextSettings, kw_only=True)
+    answers: Path | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tp > 1 and not ENGINES[self.engine].spreads:
+            raise UsageError(
+                f"tp spreads a Hugging Face model; the engine {self.engine} has options of its own for it."
+            )

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from ...models.choices import OnBadValues
 from ...models.errors import RunError
-from ..outputs import DeviceAuxiliaryOutput, HostCopy, PendingHostCopy, Rows
-from ..progress import Progress
-from ..store import Column, OutputFolder, Plan, PlannedShard, PlannedShardWriter, Shard, ShardSamples
+from ...models.length_limits import NO_LIMITS, LengthLimits
+from ..outputs import HostCopy, PendingHostCopy, Rows
+from ..progress import Done, Progress
+from ..store import Column, OutputFolder, Plan, PlannedShard, PlannedShardWriter, ShardSamples
 from .background import Background
-from .batches import TokenBatch, batch_end, token_batch
-from .budget import make_room, too_large
+from .batches import SampleRows, TokenBatch
 from .engine import Engine
-from .pace import Pace
+from .engines.row_check import RowFault
+from .pacing.forwards import Forwards
+from .pacing.pace import Pacer
 from .planned_images import PlannedImages
-from .row_faults import RowFault
-from .settings import OnBadValues
-from .steady_pace import SteadyPace
 
 # Batches that may wait for the disk: enough to keep the forward busy through a seal, few enough to keep memory flat.
 WAITING_BATCHES = 2
@@ -40,19 +39,32 @@ class SampleRequest:
     faults: list[RowFault] = field(default_factory=list)
 
     def report(self, faults: Sequence[RowFault]) -> None:
-        self.faults.extend(faults)
+        """Add faults; one kind of fault at one tap is one fault, in however many chunks its rows came."""
+        for fault in faults:
+            same = next(
+                (i for i, one in enumerate(self.faults) if (one.tap, one.what) == (fault.tap, fault.what)), None
+            )
+            if same is None:
+                self.faults.append(fault)
+            else:
+                self.faults[same] = replace(self.faults[same], count=self.faults[same].count + fault.count)
 
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """The requests of one forward."""
+    """The requests of one forward: neighbors in one shard, from its row `row_start` on."""
 
     reqs: Sequence[SampleRequest]
+    writer: PlannedShardWriter
+    row_start: int
+
+    def append_all(self, rows: Mapping[str, Rows]) -> None:
+        self.writer.write(self.row_start, rows)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class PlannedRows:
-    """The rows of one sample in a planned shard."""
+    """The rows of one sample in a planned shard, for an engine that gives them apart from those of its neighbors."""
 
     writer: PlannedShardWriter
     row_start: int
@@ -63,30 +75,40 @@ class PlannedRows:
 
 @dataclass(frozen=True)
 class ShardTokens:
-    """What one shard is to hold beside its hidden states; input_ids (R,) int32, loss_mask (R,) uint8, in its rows' order.
+    """The tensors of one shard beside its hidden states.
 
-    is_text: (R,) uint8 in a run with images, else None.
+    rows: its samples and their tokens. loss_mask: (R,) uint8. is_text: (R,) uint8 in a run with images, else None.
     """
 
     planned: PlannedShard
     samples: ShardSamples
-    ids: Sequence[str]
-    input_ids: Tensor
+    rows: SampleRows
     loss_mask: Tensor
     is_text: Tensor | None = None
 
     def columns(self) -> dict[str, Tensor]:
-        """Those that are known before any forward."""
-        known = {"input_ids": self.input_ids, "loss_mask": self.loss_mask}
+        """Return the columns that are known before any forward."""
+        known = {"input_ids": self.rows.input_ids, "loss_mask": self.loss_mask}
         return known if self.is_text is None else known | {"is_text": self.is_text}
+
+
+@dataclass
+class OpenShard:
+    """A shard that is being filled.
+
+    begun: the request of a sample of which more chunks are to come.
+    """
+
+    writer: PlannedShardWriter
+    begun: SampleRequest | None = None
 
 
 @dataclass
 class ShardRun:
     """Captures shards: the forward in this thread; waiting for the copy, rows to disk and seals in one behind it.
 
-    `pace` is None in an exact run: one sample a forward. `images` is None where no sample has any. `check_stop` is
-    called between batches and may raise.
+    `images` is None where no sample has any. `check_stop` is called between batches and may raise.
+    `limits`, `chunk`: lengths that keep samples apart, and those that run in chunks; see `BatchRule`.
     """
 
     plan: Plan
@@ -94,111 +116,76 @@ class ShardRun:
     engine: Engine
     columns: Sequence[Column]
     metadata: Mapping[str, Any]
-    pace: Pace | SteadyPace | None
+    pacer: Pacer
     on_bad_values: OnBadValues
     progress: Progress
     check_stop: Callable[[], None]
     images: PlannedImages | None = None
+    limits: LengthLimits = NO_LIMITS
+    chunk: int | None = None
 
-    def capture(self, shards: Iterable[PlannedShard]) -> dict[int, Shard]:
-        """Fill and seal `shards` one after the other; returns them by index.
+    def capture(self, shards: Iterable[PlannedShard]) -> None:
+        """Fill and seal `shards` one after the other.
 
         Raises what the forward, the disk or `check_stop` raises, in whichever thread. Whatever could be sealed before that
         is, and the files of the other shards are gone.
         """
-        sealed: dict[int, Shard] = {}
-        writers: dict[int, PlannedShardWriter] = {}
+        filling: dict[int, OpenShard] = {}
         host_copy = HostCopy(self.engine.device)
+        forwards = Forwards(self.pacer, self.engine.device, self.limits, self.progress.note, self.chunk)
         try:
             with Background(WAITING_BATCHES) as background:
-                for planned in shards:
-                    shard = self._tokens_of(planned)
-                    for tokens, output in self._forwards(shard):
-                        background.submit(partial(self._store, shard, writers, tokens, host_copy.start(output)))
-                    background.submit(partial(self._seal, planned, writers, sealed))
+                for shard, ran in forwards.of_shards(map(self._tokens_of, shards), self.check_stop):
+                    for tokens, output in ran:
+                        background.submit(partial(self._store, shard, filling, tokens, host_copy.start(output)))
+                    background.submit(partial(self._seal, shard.planned, filling))
         finally:
-            for writer in writers.values():
-                writer.discard()
-        return sealed
+            for one in filling.values():
+                one.writer.discard()
 
     def _tokens_of(self, planned: PlannedShard) -> ShardTokens:
         samples = self.plan.samples_of(planned)
         ids = [samples.id(place) for place in range(planned.M)]
-        is_text = None if self.images is None else self.plan.is_text_of(planned)
-        return ShardTokens(planned, samples, ids, *self.plan.tokens_of(planned), is_text)
-
-    def _forwards(self, shard: ShardTokens) -> Iterator[tuple[TokenBatch, DeviceAuxiliaryOutput]]:
-        """Every batch of the shard with what its forward gave; a batch that does not fit the device is halved."""
-        planned, first = shard.planned, 0
-        while first < planned.M:
-            self.check_stop()
-            size = 1 if self.pace is None else self.pace.next_size()
-            stop = batch_end(planned.lengths, first, size, self.pace.most_padding if self.pace else 0.0)
-            tokens = self._batch(shard, first, stop)
-            output = self._forward(tokens, size)
-            if output is None:
-                self._lower_budget(shard, tokens)
-                continue
-            yield tokens, output
-            first = tokens.samples.stop
-
-    def _batch(self, shard: ShardTokens, first: int, stop: int) -> TokenBatch:
-        """Samples first..stop-1 as one batch, or fewer of them: one with images is alone in its forward."""
-        planned = shard.planned
+        input_ids, loss_mask = self.plan.tokens_of(planned)
         if self.images is None:
-            return token_batch(first, stop, planned.row_offsets, shard.input_ids)
-        stop = self.images.stop_before(planned, first, stop)
-        tokens = token_batch(first, stop, planned.row_offsets, shard.input_ids)
-        begin, end = planned.row_offsets[first : first + 2].tolist()
-        return replace(tokens, inputs=self.images.inputs(planned, first, shard.input_ids[begin:end].numpy()))
-
-    def _forward(self, tokens: TokenBatch, size: int) -> DeviceAuxiliaryOutput | None:
-        """What the forward gave; None where the batch did not fit the device.
-
-        None and not the exception, which would hold the failed forward's memory while there is room to be made.
-        """
-        try:
-            return self.engine.forward(tokens) if self.pace is None else self.pace.forward(tokens, size)
-        except torch.OutOfMemoryError:
-            return None
-
-    def _lower_budget(self, shard: ShardTokens, tokens: TokenBatch) -> None:
-        """After a batch that did not fit the device; raises RunError where it was one sample already."""
-        positions = tokens.positions
-        if self.pace is None or positions.B == 1:
-            raise too_large(f"sample {shard.ids[tokens.first]!r} of {positions.S} tokens", self.engine.device)
-        failed = positions.B * positions.S
-        self.pace.limit(failed)
-        make_room(self.engine.device)
-        self.progress.note(f"a batch of {failed} positions did not fit {self.engine.device}; trying smaller ones")
+            return ShardTokens(planned, samples, SampleRows(ids, planned.row_offsets, input_ids), loss_mask)
+        rows = SampleRows(ids, planned.row_offsets, input_ids, self.images.of_shard(planned, input_ids))
+        return ShardTokens(planned, samples, rows, loss_mask, self.plan.is_text_of(planned))
 
     def _store(
-        self, shard: ShardTokens, writers: dict[int, PlannedShardWriter], tokens: TokenBatch, pending: PendingHostCopy
+        self, shard: ShardTokens, filling: dict[int, OpenShard], tokens: TokenBatch, pending: PendingHostCopy
     ) -> None:
-        writer = writers.get(shard.planned.index) or self._open(shard, writers)
+        filled = filling.get(shard.planned.index) or self._open(shard, filling)
+        writer = filled.writer
         offsets = shard.planned.row_offsets[tokens.samples.start : tokens.samples.stop].tolist()
-        requests = [
-            SampleRequest(shard.ids[place], PlannedRows(writer, offset))
-            for place, offset in zip(tokens.samples, offsets, strict=True)
-        ]
+        requests = (
+            [filled.begun]
+            if filled.begun
+            else [
+                SampleRequest(shard.rows.ids[place], PlannedRows(writer, offset))
+                for place, offset in zip(tokens.samples, offsets, strict=True)
+            ]
+        )
         try:
-            pending.wait().consume(SampleBatch(requests), [None] * len(requests))
+            pending.wait().consume(SampleBatch(requests, writer, offsets[0]), [None] * len(requests))
         except ExceptionGroup as failed:
             # One child of the composite failed, as a full disk does it: that error itself tells more than a group of one.
             if len(failed.exceptions) == 1:
                 raise failed.exceptions[0] from None
             raise
-        rejected = self._judge(writer, tokens, requests)
-        B, T = tokens.positions.B, tokens.positions.T
+        # A sample is judged once all of its rows are there.
+        filled.begun = None if tokens.ends_samples else requests[0]
+        rejected = self._judge(writer, tokens, requests) if tokens.ends_samples else 0
+        B, T = tokens.positions.B if tokens.ends_samples else 0, tokens.positions.T
         written = T * sum(column.row_bytes for column in self.columns)
-        self.progress.advanced(B, T, written=written, rejected=rejected)
+        self.progress.advanced(Done(B, T, written=written, rejected=rejected))
 
-    def _open(self, shard: ShardTokens, writers: dict[int, PlannedShardWriter]) -> PlannedShardWriter:
+    def _open(self, shard: ShardTokens, filling: dict[int, OpenShard]) -> OpenShard:
         path = self.folder.shard_path(shard.planned.index)
         writer = PlannedShardWriter(path, shard.planned, shard.samples, self.columns, self.metadata)
-        writers[shard.planned.index] = writer
+        filling[shard.planned.index] = OpenShard(writer)
         writer.write(0, shard.columns())
-        return writer
+        return filling[shard.planned.index]
 
     def _judge(self, writer: PlannedShardWriter, tokens: TokenBatch, requests: Sequence[SampleRequest]) -> int:
         """Reject the samples whose rows have faults, or do as the run was told; returns how many were rejected."""
@@ -217,8 +204,6 @@ class ShardRun:
             rejected += 1
         return rejected
 
-    def _seal(self, planned: PlannedShard, writers: dict[int, PlannedShardWriter], sealed: dict[int, Shard]) -> None:
-        done = writers[planned.index].seal()
-        done.close()  # opened again by whoever reads it; ten thousand shards are not ten thousand open files
-        writers.pop(planned.index).discard()
-        sealed[planned.index] = done
+    def _seal(self, planned: PlannedShard, filling: dict[int, OpenShard]) -> None:
+        filling[planned.index].writer.seal().close()  # ten thousand shards are not ten thousand open files
+        filling.pop(planned.index).writer.discard()

@@ -1,4 +1,4 @@
-"""How many bytes a run will fill, and whether they are there."""
+"""Disk space that a run needs, and whether it is free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class NotEnoughSpaceError(RunError):
 
 
 def bytes_of_rows(columns: Sequence[Column], rows: int) -> int:
-    """Bytes of `rows` rows of `columns`; headers and tables of samples, a few hundred bytes a sample, are left out."""
+    """Return the bytes of `rows` rows of `columns`, without headers and sample tables (a few hundred bytes a sample)."""
     return rows * sum(column.row_bytes for column in columns)
 
 

@@ -20,18 +20,27 @@ class RunStopped(RunError):  # noqa: N818 - an ending that was asked for
 
 
 class Stopping:
-    """Whether somebody asked for the end of the run."""
+    """A request, from outside, to end a run: between two batches the run then raises `RunStopped`; sealed shards stay.
+
+    Example:
+        >>> stopping = Stopping()
+        >>> stopping.asked is None
+        True
+        >>> stopping.ask(15)  # from another thread, while `capture_dataset(settings, None, stopping)` runs
+        >>> stopping.asked
+        15
+    """
 
     def __init__(self) -> None:
         self._signal: int | None = None
 
     def ask(self, number: int) -> None:
-        """Ask for the end, in the name of signal `number`."""
+        """Request the end, in the name of signal `number`."""
         self._signal = number
 
     @property
     def asked(self) -> int | None:
-        """The number of the signal in whose name the end was asked for."""
+        """Return the number of the signal that requested the end."""
         return self._signal
 
     def check(self) -> None:
@@ -41,7 +50,7 @@ class Stopping:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM ask for the end inside the block; a second one ends the process as usual."""
+        """Let SIGINT and SIGTERM ask for the end inside the block; a second one ends the process as usual."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

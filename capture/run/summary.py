@@ -1,4 +1,4 @@
-"""What came of a run."""
+"""The summary of a run."""
 
 from __future__ import annotations
 
@@ -14,18 +14,27 @@ class RunSummary:
     Attributes:
         captured: samples on disk.
         rejected: rows that are in rejects.jsonl instead.
-        rejected_by_code: why, counted by a short word.
+        rejected_by_code: rejected rows, counted by a short word for the reason.
         tokens: rows of the shards.
         supervised_tokens: those of them that their loss masks mark.
         truncated: samples that were cut to the longest length.
-        warnings: what the template did not render and the like, counted by a short word.
+        warnings: warnings, such as of fields that the template did not render, counted by a short word.
+        first_reject, first_warning: where the first row of each code is; of a reject, with its reason.
+        unread_fields: fields of the rows that nothing read, counted by name.
         shards: how many there are.
         shards_done_before: how many of them an earlier run had sealed.
         bytes: size of the shards.
-        tokens_now: what this run captured.
+        tokens_now: tokens that this run captured.
         seconds: from its first forward to its last seal.
-        batch_tokens: the budget of positions that a forward got at the end; None where there was none, or not one.
+        batch_tokens: positions per forward at the end; None where there was no budget, or not one.
         notes: what the model's checkpoint and config disagree on.
+        top_logits_share: mean probability that the stored top logits of a row hold together, None where none are stored.
+        top_logits_quantiles: the probability that 0.05, 0.5 and 0.95 of the rows do not exceed, by that share.
+
+    Example:
+        >>> summary = capture_dataset(CaptureSettings("MODEL", "chats.jsonl", "OUT2", layer_ids=[1, 2]))
+        >>> summary.captured, summary.rejected, summary.layer_ids, summary.hidden_size
+        (5, 0, (1, 2), 32)
     """
 
     out: Path
@@ -35,7 +44,10 @@ class RunSummary:
     tokens: int
     supervised_tokens: int
     truncated: int
+    first_reject: dict[str, str]
     warnings: dict[str, int]
+    first_warning: dict[str, str]
+    unread_fields: dict[str, int]
     shards: int
     shards_done_before: int
     bytes: int
@@ -46,23 +58,25 @@ class RunSummary:
     convention: str
     hidden_size: int
     notes: tuple[str, ...]
+    top_logits_share: float | None = None
+    top_logits_quantiles: dict[str, float] | None = None
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens_now / self.seconds if self.seconds > 0 else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for another process."""
+        """Return all fields as JSON, for another process."""
         return asdict(self) | {"out": str(self.out)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RunSummary:
-        """The inverse of `as_json`."""
+        """Return the summary that `as_json` wrote."""
         tuples = {name: tuple(value[name]) for name in ("layer_ids", "notes")}
         return cls(**value | tuples | {"out": Path(value["out"])})
 
     def counts(self) -> dict[str, Any]:
-        """What the manifest keeps of it."""
+        """Return the counts that the manifest keeps."""
         return {
             "captured": self.captured,
             "rejected": self.rejected,
@@ -70,4 +84,12 @@ class RunSummary:
             "supervised_tokens": self.supervised_tokens,
             "truncated": self.truncated,
             "warnings": self.warnings,
+            "first_warning": self.first_warning,
+            "unread_fields": self.unread_fields,
+            **self._top_logits(),
         }
+
+    def _top_logits(self) -> dict[str, Any]:
+        if self.top_logits_share is None:
+            return {}
+        return {"top_logits_share": self.top_logits_share, "top_logits_quantiles": self.top_logits_quantiles}

@@ -1,0 +1,1 @@
+"""The inference backends of a run, each a package with a `KIND`."""
