@@ -102,6 +102,6 @@ ANGELSLIM = Format(
     AngelSlimExporter,
     AngelSlimReader,
     algorithms=("eagle3", "dflash"),
-    options=frozenset({"target_vocab_size", "draft_vocab_size"}),
+    options=frozenset({"target_vocab_size", "draft_vocab_size", "draft_vocab"}),
     rule=_rule,
 )

@@ -1,4 +1,4 @@
-"""What Automodel's two caches share: shards of padded samples, numbered without a gap, and a manifest.
+"""The common part of Automodel's two caches: shards of padded samples, numbered without a gap, and a manifest.
 
 T: padded length.
 """
@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ...models.checked_record import of_type
 from ..store.diskio import write_atomically
 from .errors import FormatError, LayoutError
 from .job import ExportJob
@@ -25,7 +26,7 @@ EMPTY_TEMPLATE = hashlib.sha256(b"").hexdigest()
 
 
 def cache_dtype(job: ExportJob) -> str:
-    """The stored dtype as the manifest calls it."""
+    """Return the stored dtype as the manifest calls it."""
     if job.captured.dtype not in DTYPE_NAMES:
         raise FormatError(
             f"Automodel's caches hold {', '.join(DTYPE_NAMES.values())}; this capture holds {job.captured.dtype}."
@@ -43,13 +44,13 @@ def shard_path(folder: Path, shard: int) -> Path:
 
 
 def data_names(job: ExportJob) -> str:
-    """The capture's input, as the manifests name it."""
-    return ",".join(map(str, job.captured.metadata.get("sources") or []))
+    """Return the capture's input, as the manifests name it."""
+    return ",".join(map(str, job.captured.about.sources))
 
 
 def template_sha256(job: ExportJob) -> str:
     """SHA-256 of the chat template's text."""
-    tokenisation = job.captured.metadata.get("tokenisation") or {}
+    tokenisation = job.captured.about.tokenisation
     return str(tokenisation.get("template_sha256") or EMPTY_TEMPLATE)
 
 
@@ -68,9 +69,14 @@ class CacheFiles:
         self._folder = folder
         path = folder / "manifest.json"
         try:
-            self.manifest: dict[str, Any] = json.loads(path.read_bytes())
+            self.manifest: dict[str, Any] = of_type(dict, json.loads(path.read_bytes()))
             found = self.manifest["format_version"]
-            self._shard_size, self.samples = int(self.manifest["shard_size"]), int(self.manifest["num_samples"])
+            self._shard_size = of_type(int, self.manifest["shard_size"])
+            self.samples = of_type(int, self.manifest["num_samples"])
+            if self._shard_size < 1 or self.samples < 0:
+                raise ValueError(f"{self.samples} samples in shards of {self._shard_size}")
+        except FileNotFoundError as error:
+            raise LayoutError(f"{folder} is no Automodel cache: it holds no {path.name}.") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LayoutError(f"{path} is no manifest of an Automodel cache: {error!r}") from error
         if found != version:
@@ -83,11 +89,11 @@ class CacheFiles:
         self._opened: tuple[int, Any] | None = None
 
     def sample(self, number: int, *keys: str) -> list[Tensor]:
-        """(T, ...) of each key."""
+        """Return (T, ...) of each key."""
         shard, place = divmod(number, self._shard_size)
-        if self._opened is None or self._opened[0] != shard:
-            self._opened = (shard, safe_open(shard_path(self._folder, shard), framework="pt"))
         try:
+            if self._opened is None or self._opened[0] != shard:
+                self._opened = (shard, safe_open(shard_path(self._folder, shard), framework="pt"))
             return [self._opened[1].get_slice(key)[place] for key in keys]
-        except (SafetensorError, KeyError) as error:
+        except (SafetensorError, KeyError, IndexError, OSError) as error:
             raise LayoutError(f"{shard_path(self._folder, shard)}: expected {', '.join(keys)}: {error}") from error

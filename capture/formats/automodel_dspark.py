@@ -25,7 +25,7 @@ from .layout import ForeignSample, Format, Piece, Stated, int64, numbered_shards
 from .selection import Rule
 from .settings import ExportSettings, ImportSettings
 from .taps import output_ids_with_embeddings
-from .tensor_file import TensorFile, write_tensors
+from .tensor_file import PaddedTensorFile, write_tensors
 
 NAME = "Automodel's DSpark"
 VERSION = 1
@@ -61,7 +61,7 @@ class DSparkExporter:
             AUX: (self._dtype, (M, T, self._taps.K * H)),
             LAST: (self._dtype, (M, T, H)),
         }
-        with TensorFile(piece.path, shapes) as file:
+        with PaddedTensorFile(piece.path, shapes) as file:
             for number in range(piece.first, piece.stop):
                 for name, rows in self._rows(number).items():
                     file.write(name, rows, number - piece.first)

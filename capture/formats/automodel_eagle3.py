@@ -25,7 +25,7 @@ from .selection import Rule
 from .settings import ExportSettings, ImportSettings
 from .taps import output_ids, require_three
 from .teacher import Teacher, most_likely
-from .tensor_file import Shapes, TensorFile, write_tensors
+from .tensor_file import PaddedTensorFile, Shapes, write_tensors
 from .vocabulary import DraftVocabulary
 
 NAME = "Automodel's EAGLE-3"
@@ -45,7 +45,7 @@ class Eagle3Exporter:
         self._teacher = Teacher(job.head.lm_head(f"{NAME} teacher"), job.captured.compute_dtype)
         self._embeddings = job.head.weight("embeddings", NAME)
         self._V = job.vocab_size(NAME)
-        D, k = job.settings.draft_vocab_size or self._V, job.settings.target_probs_topk
+        D, k = job.D, job.settings.target_probs_topk
         if k is not None and k >= D:
             raise FormatError(
                 f"{NAME} keeps fewer than its {D} draft tokens or all of them; got --target-probs-topk {k}."
@@ -57,7 +57,7 @@ class Eagle3Exporter:
 
     def write(self, piece: Piece) -> None:
         vocabulary = self._job.vocabulary
-        with TensorFile(piece.path, self._shapes(piece.stop - piece.first, vocabulary.D)) as file:
+        with PaddedTensorFile(piece.path, self._shapes(piece.stop - piece.first, vocabulary.D)) as file:
             for number in range(piece.first, piece.stop):
                 self._write_sample(file, number - piece.first, number, vocabulary)
             file.seal()
@@ -78,7 +78,7 @@ class Eagle3Exporter:
             "target_probs_indices": (torch.int32, (M, T, k)),
         }
 
-    def _write_sample(self, file: TensorFile, place: int, number: int, vocabulary: DraftVocabulary) -> None:
+    def _write_sample(self, file: PaddedTensorFile, place: int, number: int, vocabulary: DraftVocabulary) -> None:
         job, S = self._job, self._job.length(number)
         loss_mask = _shifted(int64(job.loss_mask(number)))
         file.write("input_ids", _shifted(int64(job.input_ids(number))), place)
@@ -93,7 +93,7 @@ class Eagle3Exporter:
             file.write("position_mask", mask, place, t)
             t += len(sayable)
 
-    def _write_probabilities(self, file: TensorFile, probabilities: Tensor, place: int, t: int) -> None:
+    def _write_probabilities(self, file: PaddedTensorFile, probabilities: Tensor, place: int, t: int) -> None:
         k = self._job.settings.target_probs_topk
         if k is None:
             file.write("target_probs", probabilities.to(self._dtype), place, t)
@@ -153,7 +153,7 @@ class Eagle3Reader:
 
 
 def _shifted(values: Tensor) -> Tensor:
-    """(S,): what place t + 1 holds, at place t; 0 at the last."""
+    """Return (S,): what place t + 1 holds, at place t; 0 at the last."""
     return torch.cat([values[1:], values.new_zeros(1)])
 
 
@@ -170,7 +170,15 @@ AUTOMODEL_EAGLE3 = Format(
     Eagle3Exporter,
     Eagle3Reader,
     options=frozenset(
-        {"target_model", "target_vocab_size", "draft_vocab_size", "target_probs_topk", "seq_length", "shard_size"}
+        {
+            "target_model",
+            "target_vocab_size",
+            "draft_vocab_size",
+            "draft_vocab",
+            "target_probs_topk",
+            "seq_length",
+            "shard_size",
+        }
     ),
     rule=_rule,
 )

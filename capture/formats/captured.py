@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,56 +13,56 @@ from torch import Tensor
 
 from ...models.errors import RunError, UsageError
 from ..store import Manifest, OutputFolder
+from ..store.description import AUX, POST_NORM, PRE_NORM
 from ..store.sample_places import SamplePlaces
-from ..store.shard import open_and_close
 from .errors import FormatError
-from .taps import TapInfo
-
-AUX = "aux_hidden_states"
 
 
 class Who(NamedTuple):
-    """Which sample it is: data, never part of a path."""
+    """Identity of a sample: data, never part of a path."""
 
     sample_id: str
     source: str
     line: int
 
 
-class Captured:
+class CapturedFolder:
     """The captured samples of an output folder.
 
-    Only the columns that are asked for are read, so that a pass over the loss masks does not read hidden states.
+    Only the columns that are asked for are read, so that a pass over the loss masks does not read hidden states; what is read is
+    held against its checksum.
     Keeps 16 bytes per sample in memory.
 
     Attributes:
-        metadata: what the shards say of model and taps.
+        about: what the first shard says of model and taps.
 
     Raises:
-        RunError: the folder is no capture, or one that is not complete.
-        UsageError: there is no sample, or the shards were made by something that names no taps.
+        RunError: the capture is damaged or not complete.
+        UsageError: the folder is no capture, there is no sample, or the shards were made by something that names no taps.
     """
 
     def __init__(self, path: Path) -> None:
         folder = OutputFolder(path)
+        folder.require_capture()
         manifest = Manifest.read(folder.manifest_path)
         if not manifest.complete:
-            raise RunError(f"{path}: the capture is not complete; finish it by running it again, then export it.")
+            raise RunError(f"{path}: the capture is not complete. {manifest.way_on} Then export it.")
+        contradictions = manifest.contradictions()
+        if contradictions:
+            raise RunError(f"{folder.manifest_path}: {'; '.join(contradictions)}; see `hiddentap verify`.")
         self.path = path
         self.fingerprint = hashlib.sha256(folder.manifest_path.read_bytes()).hexdigest()
-        self._places = SamplePlaces([open_and_close(path / entry.file) for entry in manifest.shards])
+        self._places = SamplePlaces(manifest.open_shards(path))
         if not len(self._places):
             raise UsageError(f"{path} holds no sample, so there is nothing to export.")
         first = self._places.shards[0]
-        self.metadata: dict[str, Any] = first.metadata
-        if "taps" not in self.metadata:
-            raise UsageError(f"{path}: its shards do not say which layers they hold; capture or import them again.")
-        self.taps = TapInfo.of(self.metadata)
+        self.about = first.description
+        self.taps = self.about.require_taps(path)
         self.columns = {column.name: column for column in first.columns}
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """(N,) int64: rows of each sample."""
+        """Return (N,) int64: rows of each sample."""
         return self._places.lengths
 
     def __len__(self) -> int:
@@ -75,9 +75,8 @@ class Captured:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """How the model computed them."""
-        found = getattr(torch, str(self.metadata.get("compute_dtype")), None)
-        return found if isinstance(found, torch.dtype) else self.dtype
+        """Return how the model computed them."""
+        return self.about.torch_compute_dtype or self.dtype
 
     def input_ids(self, i: int) -> Tensor:
         """(S,) int32"""
@@ -88,26 +87,25 @@ class Captured:
         return self._rows(i, "loss_mask")
 
     def aux_hidden_states(self, i: int, rows: int) -> Tensor:
-        """(rows, K, H) stored dtype, the first rows of sample i."""
+        """Return (rows, K, H) stored dtype, the first rows of sample i."""
         return self._rows(i, AUX, rows)
 
     def final(self, i: int, column: str, rows: int) -> Tensor:
-        """(rows, H) stored dtype, the first rows of `pre_norm` or `post_norm`."""
+        """Return (rows, H) stored dtype, the first rows of `pre_norm` or `post_norm`."""
         return self._rows(i, column, rows)
 
     def who(self, i: int) -> Who:
-        """The sample's id, source and line."""
+        """Return the sample's id, source and line."""
         shard, position = self._places.locate(i)
         samples = shard.samples
         return Who(samples.id(position), samples.source(position), int(samples.line[position]))
 
     def _hidden_column(self) -> str:
-        for name in (AUX, "pre_norm", "post_norm"):
+        for name in (AUX, PRE_NORM, POST_NORM):
             if name in self.columns:
                 return name
         raise FormatError(f"{self.path} holds no hidden states, only {', '.join(sorted(self.columns))}.")
 
     def _rows(self, i: int, column: str, rows: int | None = None) -> Tensor:
         shard, position = self._places.locate(i)
-        start, stop = shard.row_range(position)
-        return shard.rows(column, start, stop if rows is None else min(stop, start + rows))
+        return shard.checked_rows(position, column)[:rows]

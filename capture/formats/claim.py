@@ -1,4 +1,4 @@
-"""What an import says of the rows it takes over: which layers, of which model, by whose word."""
+"""The claim of an import about its rows: which layers, of which model, by whose word."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 from ...models.checkpoint import config_hash, fingerprint
 from ...models.decoder import find_decoder
 from ...models.layer_ids import Convention, from_boundaries, to_boundaries
-from ...models.loading import ModelSource, load_config, model_skeleton
+from ...models.loading import load_config, model_skeleton
+from ...models.model_source import ModelSource
+from ..store import TapsDescription
 from .errors import FormatError
 from .layout import Stated
 from .settings import ImportSettings
@@ -39,23 +41,17 @@ class Claim:
         return len(self.boundaries)
 
     def taps(self, H: int, final: str) -> dict[str, Any]:
-        """For the shards' headers."""
+        """Return the taps for the shards' headers."""
         # Under the other convention no id names the embeddings.
         convention: Convention = "boundary" if EMBEDDINGS in self.boundaries else self.convention
-        return {
-            "convention": convention,
-            "layer_ids": list(from_boundaries(self.boundaries, convention)),
-            "boundaries": list(self.boundaries),
-            "final": final,
-            "num_hidden_layers": self.n,
-            "hidden_size": H,
-            "layers_path": self.layers_path,
-            "norm_path": None,
-        }
+        ids = tuple(from_boundaries(self.boundaries, convention))
+        taps = TapsDescription(convention, ids, self.boundaries, final, self.n, H, self.layers_path)
+        # How layers were read, nothing says that an import reads: the header is silent about it.
+        return {name: value for name, value in taps.as_json().items() if name != "adapter"}
 
 
 def claim_of(settings: ImportSettings, stated: Stated, record: Mapping[str, Any] | None) -> Claim:
-    """From the settings, else the files, else the record that an export of ours left beside them.
+    """Return the claim of the settings, else of the files, else of the record that our own export left beside them.
 
     Raises:
         FormatError: nothing says how many layers the model has, or which were captured.
@@ -68,7 +64,7 @@ def claim_of(settings: ImportSettings, stated: Stated, record: Mapping[str, Any]
     n = settings.n or known.get("n") or stated.n or taps.get("num_hidden_layers")
     if n is None:
         raise FormatError("nothing says how many decoder layers the model has; give --model M, or --n N.")
-    convention: Convention = settings.convention or stated.convention  # type: ignore[assignment]
+    convention: Convention = settings.convention or stated.convention
     return Claim(
         boundaries=_boundaries(settings, stated, taps, n, convention),
         n=n,

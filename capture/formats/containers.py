@@ -8,13 +8,15 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
 
-from ..store.diskio import full_disk_explained
+from ...models.errors import RunError
+from ..store.diskio import file_error, naming
 from .errors import LayoutError
 
 PARTIAL = ".partial"
@@ -22,17 +24,48 @@ PARTIAL = ".partial"
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     """Let `write` fill a file that gets its name once it is on disk; its folder is made where it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with naming(path.parent, "made"):
+        path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + PARTIAL)
+    with naming(path, "written"):
+        file = partial.open("wb")
     try:
-        with full_disk_explained(path, 1), partial.open("wb") as file:
-            write(file)
+        named = _NamedFile(path, file)
+        try:
+            write(cast(IO[bytes], named))
+        except (OSError, RuntimeError) as error:
+            raise (named.refused or error) from error
+        with naming(path, "written"):
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+            file.close()
+            partial.replace(path)
     except BaseException:
+        with suppress(OSError):  # it would write the rest of a file that goes
+            file.close()
         partial.unlink(missing_ok=True)
         raise
+
+
+class _NamedFile:
+    """A file that names itself in what the system refuses it, and keeps that: `torch.save` ends with words of its own then.
+
+    What `write` meets in other files is left as it is.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path, self._file = path, file
+        self.refused: RunError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.refused = file_error(self._path, "written", error)
+            raise self.refused from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def save_container(path: Path, values: Mapping[Any, Any]) -> None:
@@ -49,8 +82,15 @@ def save_container(path: Path, values: Mapping[Any, Any]) -> None:
     write_whole(path, write)
 
 
+# What reading bytes that are no pickle can raise, which may be anything.
+_DAMAGED = (
+    OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, pickle.UnpicklingError,
+    zipfile.BadZipFile,
+)  # fmt: skip
+
+
 def load_container(path: Path) -> dict[str, Any]:
-    """The dict in a container, which may hold tensors and plain values alone.
+    """Return the dict in a container, which may hold tensors and plain values alone.
 
     Raises:
         LayoutError: the file is damaged, no container, holds something that would run code, or is no dict.
@@ -61,7 +101,7 @@ def load_container(path: Path) -> dict[str, Any]:
                 values = torch.load(io.BytesIO(packed.read()), weights_only=True, map_location="cpu")
         else:
             values = torch.load(path, weights_only=True, map_location="cpu")
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise LayoutError(f"{path} cannot be read as a container of tensors: {reason}") from error
     if not isinstance(values, dict):
@@ -70,7 +110,7 @@ def load_container(path: Path) -> dict[str, Any]:
 
 
 def tensor_of(values: Mapping[str, Any], key: str, path: Path) -> Tensor:
-    """The tensor under `key`; LayoutError where there is none."""
+    """Return the tensor under `key`; LayoutError where there is none."""
     found = values.get(key)
     if not isinstance(found, Tensor):
         raise LayoutError(f"{path}: expected a tensor {key!r}, found {sorted(map(str, values))}.")

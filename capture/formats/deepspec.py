@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...models.checked_record import list_of, of_type
 from ..store.diskio import tensor_bytes, write_atomically
 from .containers import write_whole
 from .errors import LayoutError
@@ -119,7 +120,10 @@ class DeepSpecReader:
 
     def read(self, number: int) -> ForeignSample:
         record = self._index[number]
-        path = self._folder / Path(self._files[int(record["shard_id"])]).name
+        shard = int(record["shard_id"])
+        if shard not in self._files:
+            raise LayoutError(f"{self._folder / 'manifest.json'} has no shard {shard}, where sample {number} is.")
+        path = self._folder / Path(self._files[shard]).name
         S, starts = int(record["seq_len"]), [int(start) for start in record["offsets"]]
         dtypes = (torch.int32, torch.uint8, torch.uint8, DTYPE, DTYPE)
         with path.open("rb") as file:
@@ -135,15 +139,20 @@ def _shard_name(shard: int) -> str:
 
 
 def _array_bytes(S: int, K: int, H: int) -> tuple[int, int, int, int, int]:
-    """Bytes of ids, attention mask, loss mask, auxiliary states and last states."""
+    """Return the bytes of ids, attention mask, loss mask, auxiliary states and last states."""
     return 4 * S, S, S, 2 * S * K * H, 2 * S * H
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        manifest = of_type(dict, json.loads(path.read_bytes()))
         wrong = {name: manifest[name] for name, value in FIXED.items() if manifest[name] != value}
-        _ = manifest["target_layer_ids"], manifest["shards"], manifest["hidden_size"], manifest["num_samples"]
+        list_of(int, manifest["target_layer_ids"])
+        for shard in list_of(dict, manifest["shards"]):
+            of_type(int, shard["shard_id"]), of_type(str, shard["file_name"])
+        of_type(int, manifest["hidden_size"]), of_type(int, manifest["num_samples"])
+    except FileNotFoundError as error:
+        raise LayoutError(f"{path.parent} is no {NAME} cache: it holds no {path.name}.") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LayoutError(f"{path} is no manifest of a {NAME} cache: {error!r}") from error
     if wrong:

@@ -1,4 +1,4 @@
-"""What can go wrong between our rows and a trainer's files."""
+"""Errors of exports and imports."""
 
 from ...models.errors import RunError, UsageError
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .captured import Captured
+from .captured import CapturedFolder
 from .errors import FormatError
 from .head_folder import HeadFolder
 
@@ -22,7 +22,7 @@ class FinalState:
             pre-norm with a head is there.
     """
 
-    def __init__(self, captured: Captured, head: HeadFolder, wanted: Norm, trainer: str) -> None:
+    def __init__(self, captured: CapturedFolder, head: HeadFolder, wanted: Norm, trainer: str) -> None:
         self._captured = captured
         self._norm: torch.nn.Module | None = None
         self._column = f"{wanted}_norm"
@@ -44,12 +44,12 @@ class FinalState:
 
     @property
     def derived(self) -> bool:
-        """Whether the norm is applied here."""
+        """Return whether the norm is applied here."""
         return self._norm is not None
 
     @torch.no_grad()
     def rows(self, i: int, rows: int) -> Tensor:
-        """(rows, H) in the dtype of the stored rows: the first rows of sample i of the capture."""
+        """Return (rows, H) in the dtype of the stored rows: the first rows of sample i of the capture."""
         stored = self._captured.final(i, self._column, rows)
         if self._norm is None:
             return stored

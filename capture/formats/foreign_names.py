@@ -1,4 +1,4 @@
-"""Which sample a number of a foreign data set is."""
+"""Names for the numbered samples of a foreign data set."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from ...models.checked_record import of_type
 from .captured import Who
 from .destination import SAMPLES_FILE
 from .errors import LayoutError
 
 
 def sample_names(folder: Path, start: int) -> Iterator[Who]:
-    """Of the samples from number `start` on: as the list of an export of ours says, or else the number, folder and number."""
+    """Yield the names of the samples from `start` on: from our export's list, or else the number, or folder and number."""
     path = folder / SAMPLES_FILE
     if not path.is_file():
         yield from _numbered(folder, start)
@@ -35,7 +36,7 @@ def _named(path: Path, number: int, line: bytes) -> Who:
         record = json.loads(line)
         if record["number"] != number:
             raise ValueError(f"number {record['number']}")
-        return Who(record["id"], record["source"], record["line"])
+        return Who(of_type(str, record["id"]), of_type(str, record["source"]), of_type(int, record["line"]))
     except (ValueError, KeyError, TypeError) as error:
         raise LayoutError(
             f"{path}, line {number + 1}: expected the name of sample {number}, found {error!r}."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...models.checkpoint import fingerprint
-from ...models.head import Head, load_head
+from ...models.head import Head, has_head, load_head, load_head_config
+from ..store import TapsDescription
 from .errors import FormatError
-from .taps import TapInfo
 
 # What models do to logits beside lm_head, under the names that their configs give it; 1 means nothing is done.
 LOGIT_FIELDS = (
@@ -35,12 +34,12 @@ class HeadFolder:
     Raises, from everything that it is asked for, FormatError naming what needs it where it is not there.
     """
 
-    def __init__(self, path: Path, taps: TapInfo, *, trust_remote_code: bool = False) -> None:
+    def __init__(self, path: Path, taps: TapsDescription, *, trust_remote_code: bool = False) -> None:
         self.path, self._taps, self._trust_remote_code = path, taps, trust_remote_code
 
     @property
     def is_there(self) -> bool:
-        return (self.path / "head.json").is_file()
+        return has_head(self.path)
 
     @cached_property
     def fingerprint(self) -> str | None:
@@ -49,8 +48,8 @@ class HeadFolder:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The text decoder's part of the model's config."""
-        whole: dict[str, Any] = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        """Return the text decoder's part of the model's config."""
+        whole = load_head_config(self.path)
         config: dict[str, Any] = whole.get("text_config") or whole
         for name, expected in (("hidden_size", self._taps.H), ("num_hidden_layers", self._taps.n)):
             if config.get(name, expected) != expected:
@@ -62,8 +61,7 @@ class HeadFolder:
     @property
     def model_type(self) -> str:
         """What transformers calls the whole model's kind."""
-        whole = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
-        return str(whole["model_type"])
+        return str(load_head_config(self.path)["model_type"])
 
     @property
     def vocab_size(self) -> int | None:
@@ -71,11 +69,11 @@ class HeadFolder:
         return int(self.config["vocab_size"]) if self.is_there and "vocab_size" in self.config else None
 
     def norm(self, needed_for: str) -> nn.Module:
-        """(..., H) pre-norm to post-norm."""
+        """Return (..., H) post-norm states of (..., H) pre-norm states."""
         return self._required("norm", self._head(needed_for).norm, needed_for)
 
     def lm_head(self, needed_for: str) -> nn.Module:
-        """(..., H) post-norm to (..., V), which are the model's logits.
+        """Return (..., V) logits of (..., H) post-norm states, equal to the model's.
 
         Raises:
             FormatError: no head, or a model that changes its logits afterwards.
@@ -87,7 +85,7 @@ class HeadFolder:
         return module
 
     def weight(self, part: str, needed_for: str) -> Tensor:
-        """(V, H): the weight of ``lm_head`` or ``embeddings``, which must be all that the part has."""
+        """Return (V, H): the weight of ``lm_head`` or ``embeddings``, which must be all that the part has."""
         head = self._head(needed_for)
         module = self._required(part, head.lm_head if part == "lm_head" else head.embeddings, needed_for)
         weight = getattr(module, "weight", None)

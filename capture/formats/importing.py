@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ...models.errors import RunError, UsageError
-from ..progress import Progress, Silent, Work
+from ..progress import Done, Progress, Silent, Work
 from ..store import FORMAT_VERSION, GrowingShardWriter, Manifest, OutputFolder, Shard, differences
+from ..store.diskio import require_folder
 from .captured import Who
 from .claim import Claim, claim_of
 from .destination import read_record
@@ -44,16 +45,25 @@ class ImportSummary:
 
 
 def import_dataset(settings: ImportSettings, progress: Progress | None = None) -> ImportSummary:
-    """Read `settings.folder` as `settings.layout` and fill `settings.out`; go on where an earlier run stopped.
+    """Read `settings.folder` as `settings.layout` and fill `settings.out`; resume where an earlier run stopped.
 
-    What the rows are is taken from the settings, the files and an export's record, and is not checked here: that is what
-    `verify` does.
+    Settings, files and the record of an export state what the rows are. This function believes them; `verify` checks them.
+
+    Args:
+        progress: receives reports; None shows nothing.
 
     Raises:
-        FormatError: the files do not say enough and no option does.
-        LayoutError: the files are not of the layout. UsageError: `out` holds something else.
+        FormatError: neither the files nor the settings state enough.
+        LayoutError: the files are not of the layout.
+        UsageError: `folder` is no folder, or `out` holds something else.
+
+    Example:
+        >>> exported = export_dataset(ExportSettings("OUT", to="specforge", dest="SPECFORGE", algorithm="eagle3"))
+        >>> import_dataset(ImportSettings("SPECFORGE", layout="specforge", out="OUT2", model="MODEL")).captured
+        5
     """
     progress = progress or Silent()
+    require_folder(settings.folder, f"a folder of {settings.layout} files")
     reader = format_named(settings.layout).reader(settings)
     if not len(reader):
         raise LayoutError(f"{settings.folder} holds no sample.")
@@ -111,17 +121,17 @@ class _Import:
         handle = writer.begin(number, name, who.source, who.line)
         if sample is None:
             writer.reject(handle, fault, {"code": "foreign"})
-            self.progress.advanced(1, rejected=1)
+            self.progress.advanced(Done(1, rejected=1))
             return
         try:
             rows = self.columns.rows(sample)
             writer.append(handle, rows)
         except LayoutError as error:
             raise LayoutError(f"{self.settings.folder}, sample {number} ({name!r}): {error}") from error
-        self.progress.advanced(1, len(sample.input_ids), written=sum(column.nbytes for column in rows.values()))
+        self.progress.advanced(Done(1, len(sample.input_ids), written=sum(column.nbytes for column in rows.values())))
 
     def _sealed(self) -> list[Shard]:
-        """The shards that an earlier run sealed, without a gap; what lies behind a gap goes."""
+        """Return the shards that an earlier run sealed, without a gap; what lies behind a gap goes."""
         found = self.folder.sealed_shards()
         kept: list[Shard] = []
         while len(kept) in found.shards:
@@ -193,10 +203,12 @@ def _finish(
     columns: Columns,
 ) -> ImportSummary:
     rejects = [reject for shard in shards for reject in shard.rejects]
-    folder.write_rejects(rejects)
-    codes = Counter(str(reject.detail.get("code")) for reject in rejects)
+    checksum = folder.write_rejects(rejects)
+    codes = Counter(reject.code for reject in rejects)
     counts = {"rejected": len(rejects), "rejected_by_code": dict(codes)}
-    Manifest.from_shards(identity, {}, shards, complete=True, counts=counts).write(folder.manifest_path)
+    Manifest.from_shards(identity, {}, shards, complete=True, counts=counts, rejects_crc32=checksum).write(
+        folder.manifest_path
+    )
     if not sum(shard.M for shard in shards):
         raise RunError(f"nothing was imported from {settings.folder}; {folder.rejects_path} says why.")
     return ImportSummary(

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from ..progress import Progress
-from .captured import Captured, Who
+from .captured import CapturedFolder, Who
 from .errors import FormatError, LayoutError
 from .final_state import FinalState, Norm
 from .head_folder import HeadFolder
 from .selection import Rule, Selection, select
 from .settings import ExportSettings
-from .vocabulary import DraftVocabulary, draft_vocabulary
+from .vocabulary import DraftVocabulary, draft_vocabulary, require_within
+from .vocabulary_file import read_vocabulary
 
 DTYPE_WORDS = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 
@@ -27,7 +28,7 @@ class ExportJob:
     """
 
     def __init__(
-        self, captured: Captured, head: HeadFolder, settings: ExportSettings, rule: Rule, progress: Progress
+        self, captured: CapturedFolder, head: HeadFolder, settings: ExportSettings, rule: Rule, progress: Progress
     ) -> None:
         self.captured, self.head, self.settings = captured, head, settings
         self._rule, self._progress = rule, progress
@@ -39,7 +40,7 @@ class ExportJob:
 
     @cached_property
     def selection(self) -> Selection:
-        """Which samples are exported; raises RunError where none is left."""
+        """Return which samples are exported; raises RunError where none is left."""
         return select(self.captured, self._rule, self._progress)
 
     def __len__(self) -> int:
@@ -69,11 +70,11 @@ class ExportJob:
         return self._as(rows, dtype, number, "aux_hidden_states")
 
     def flat_aux(self, number: int, dtype: torch.dtype) -> Tensor:
-        """(S, K * H): the layers side by side in slot order."""
+        """Return (S, K * H): the layers side by side in slot order."""
         return self.aux(number, dtype).flatten(1)
 
     def final_state(self, wanted: Norm, trainer: str) -> FinalState:
-        """The last hidden states; raises FormatError where they cannot be had."""
+        """Return the last hidden states; raises FormatError where they cannot be had."""
         state = FinalState(self.captured, self.head, wanted, trainer)
         if state.derived:
             self.note("post-norm is made from pre-norm by the model's own norm module")
@@ -97,6 +98,8 @@ class ExportJob:
             FormatError: neither says it, or the draft vocabulary that was asked for is larger.
         """
         V, D = self.settings.target_vocab_size or self.head.vocab_size, self.settings.draft_vocab_size
+        if self.existing_vocabulary is not None:
+            V, D = self.existing_vocabulary.V, self.existing_vocabulary.D
         if V is None:
             raise FormatError(
                 f"{needed_for} needs the size of the target's vocabulary: give --target-vocab-size, or a head (--head DIR)."
@@ -107,11 +110,39 @@ class ExportJob:
         return V
 
     @cached_property
+    def existing_vocabulary(self) -> DraftVocabulary | None:
+        """Return the draft vocabulary of the file that was given; raises LayoutError where it is none of this target."""
+        path = self.settings.draft_vocab
+        return None if path is None else read_vocabulary(path, self.settings.target_vocab_size or self.head.vocab_size)
+
+    @property
+    def has_draft_vocabulary(self) -> bool:
+        """Return whether a draft vocabulary was asked for, by its size or by a file."""
+        return self.settings.draft_vocab_size is not None or self.settings.draft_vocab is not None
+
+    @property
+    def D(self) -> int:
+        """D, of the draft vocabulary that was asked for; V without one. To be asked after `vocab_size`."""
+        existing = self.existing_vocabulary
+        return existing.D if existing else self.settings.draft_vocab_size or self._V or 0
+
+    @cached_property
     def vocabulary(self) -> DraftVocabulary:
-        """The draft vocabulary that was asked for, of the target tokens whose number an exporter has asked for."""
+        """Return the draft vocabulary that was asked for, of the target tokens whose number an exporter has asked for."""
         if self._V is None:
             raise FormatError(f"{self.settings.to} has no draft vocabulary.")
+        if self.existing_vocabulary is not None:
+            self._note_coverage(self.existing_vocabulary)
+            return self.existing_vocabulary
         return draft_vocabulary(self.selection.token_counts, self._V, self.settings.draft_vocab_size)
+
+    def _note_coverage(self, vocabulary: DraftVocabulary) -> None:
+        counts = require_within(self.selection.token_counts, vocabulary.V)
+        sayable = int(counts[vocabulary.t2d[: len(counts)].numpy()].sum())
+        share = sayable / max(int(counts.sum()), 1)
+        self.note(
+            f"{self.settings.draft_vocab} names {vocabulary.D} draft tokens: {share:.1%} of the supervised tokens"
+        )
 
     def prepare(self) -> None:
         """Make what is made of all samples together, so that whatever is wrong with it is told before a file is written.
@@ -125,8 +156,8 @@ class ExportJob:
             _ = self.vocabulary
 
     def target_model(self) -> str | None:
-        """How the trainer shall name the model."""
-        named = self.captured.metadata.get("model", {}).get("id")
+        """Return how the trainer shall name the model."""
+        named = self.captured.about.model.get("id")
         return self.settings.target_model or named
 
     def _index(self, number: int) -> int:

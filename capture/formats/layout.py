@@ -29,7 +29,7 @@ class Exporter(Protocol):
     """Writes one layout. Made before anything is written, so that it can refuse."""
 
     def pieces(self) -> Iterator[Piece]:
-        """Every file with rows, in sample order; the same in every run on the same request."""
+        """Yield every file with rows, in sample order; the same in every run on the same request."""
 
     def write(self, piece: Piece) -> None:
         """Make the file of `piece`; under its name it is whole or absent."""
@@ -40,7 +40,7 @@ class Exporter(Protocol):
 
 @dataclass(frozen=True)
 class Stated:
-    """What foreign files say of themselves; None where they do not.
+    """Statements of foreign files about themselves; None for what they leave out.
 
     Attributes:
         layer_ids: in slot order, under `convention`; -1 is the embeddings. n: decoder layers. model: the model's name.
@@ -111,11 +111,11 @@ class SampleFiles:
 
 
 def numbered_shards(job: ExportJob, shard_size: int, path: Callable[[int], Path]) -> Iterator[Piece]:
-    """The pieces of a layout with `shard_size` samples a file."""
+    """Yield the pieces of a layout with `shard_size` samples a file."""
     for shard, first in enumerate(range(0, len(job), shard_size)):
         yield Piece(path(shard), first, min(first + shard_size, len(job)))
 
 
 def int64(values: Tensor) -> Tensor:
-    """As the int64 that trainers' files hold."""
+    """Return the tensor as the int64 of trainers' files."""
     return values.to(torch.int64)

@@ -24,8 +24,6 @@ class ModelOptExporter(SampleFiles):
         require_no_last(taps, NAME, "its dumps hold that layer after the final norm, its online training before it")
         self._norm = job.settings.norm or "post"
         self._final = job.final_state(self._norm, NAME)
-        if self._norm == "pre":
-            job.note(f"{NAME} reads the pre-norm mark for DFlash alone; for EAGLE export post-norm")
 
     def write(self, piece: Piece) -> None:
         job, number = self._job, piece.first

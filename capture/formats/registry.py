@@ -29,7 +29,7 @@ FORMATS: dict[str, Format] = {
 
 
 def format_named(name: str) -> Format:
-    """The layout called `name`; FormatError listing all names where there is none."""
+    """Return the layout called `name`; FormatError listing all names where there is none."""
     if name not in FORMATS:
         raise FormatError(f"unknown layout {name!r}; expected one of {', '.join(FORMATS)}.")
     return FORMATS[name]

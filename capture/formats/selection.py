@@ -1,4 +1,4 @@
-"""Which captured samples a trainer can use, and how often each token is supervised in them."""
+"""The captured samples that a trainer can use, with the supervised count of each token."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...models.errors import RunError
-from ..progress import Progress, Work
-from .captured import Captured
+from ..progress import Done, Progress, Work
+from .captured import CapturedFolder
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a sample must have.
+    """Requirements on a sample.
 
     Attributes:
         least: supervised tokens, at least.
@@ -28,7 +28,7 @@ class Rule:
     max_length: int | None = None
 
     def fault(self, loss_mask: NDArray[np.uint8]) -> str | None:
-        """Why a sample with this mask (S,) is left out; None where it is not."""
+        """Return why a sample with this mask (S,) is left out; None if it is kept."""
         if int(loss_mask.sum()) < self.least:
             return f"fewer than {self.least} supervised tokens"
         if self.consecutive and not bool((loss_mask[1:] & loss_mask[:-1]).any()):
@@ -56,7 +56,7 @@ class Selection:
         return len(self.indices)
 
 
-def select(captured: Captured, rule: Rule, progress: Progress) -> Selection:
+def select(captured: CapturedFolder, rule: Rule, progress: Progress) -> Selection:
     """Read every sample's ids and mask once and apply `rule`.
 
     Raises:
@@ -74,7 +74,7 @@ def select(captured: Captured, rule: Rule, progress: Progress) -> Selection:
             counts = _added(counts, captured.input_ids(i).numpy()[: rule.max_length][mask != 0])
         else:
             left_out[fault] += 1
-        progress.advanced(1, len(mask))
+        progress.advanced(Done(1, len(mask)))
     if not chosen:
         raise RunError(f"none of the {len(captured)} samples can be exported: {_listed(left_out)}.")
     indices = np.array(chosen, np.int64)

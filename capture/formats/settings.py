@@ -1,30 +1,46 @@
-"""What one export or import is asked to do."""
+"""Settings of one export or import."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...models.checked_fields import CheckedFields
+from ...models.choices import Convention
 from ...models.errors import UsageError
-from ...models.layer_ids import CONVENTIONS
+from ...models.layer_ids import check_plain_ids
+from ..settings import require_local
 from .final_state import Norm
 
 
 @dataclass(frozen=True)
-class ExportSettings:
-    """One export. Which of the optional fields a layout knows is said by its `Format.options`.
+class ExportSettings(CheckedFields):
+    """One export: which capture, into which trainer's layout, and where. `Format.options` lists the optional fields of a layout.
 
     Attributes:
-        source: the capture. to: name of the layout. dest: the folder that is filled.
+        source: folder of the capture.
+        to: name of the layout.
+        dest: folder to fill.
         algorithm: for layouts that differ by it.
         head: folder of norm, lm_head and embeddings; None for the capture's own.
+        trust_remote_code: let code that comes with the model run.
         norm: which last hidden states, for layouts that can hold either.
-        target_model: how the trainer names the model; None takes the capture's name.
-        target_vocab_size: V where no head says it. draft_vocab_size: D; None is all of V.
-        target_probs_topk: most likely tokens of the teacher to keep; None keeps the distribution whole.
-        seq_length: padded length T; longer samples are cut. None takes the longest sample's.
-        shard_size: samples of a shard. min_supervised: supervised tokens a sample needs.
-        compress: whether each file is gzipped.
+        target_model: the trainer's name of the model; None takes the capture's name.
+        target_vocab_size: V where there is no head to read it from.
+        draft_vocab_size: D, tokens of the draft vocabulary; None is all of V.
+        draft_vocab: file with the d2t and t2d of an existing draft model, whose vocabulary is kept; see `read_vocabulary`.
+        target_probs_topk: most likely tokens of the teacher to keep; None keeps the whole distribution.
+        seq_length: padded length T in tokens; longer samples are cut. None takes the longest sample's.
+        shard_size: samples per file.
+        min_supervised: supervised tokens that a sample needs.
+        compress: gzip each file.
+
+    Raises:
+        UsageError: a value out of range, or a `dest` that is no local folder; UsageTypeError for a wrong type.
+
+    Example:
+        >>> ExportSettings("OUT", to="specforge", dest="SPECFORGE").dest
+        PosixPath('SPECFORGE')
     """
 
     source: Path
@@ -37,6 +53,7 @@ class ExportSettings:
     target_model: str | None = None
     target_vocab_size: int | None = None
     draft_vocab_size: int | None = None
+    draft_vocab: Path | None = None
     target_probs_topk: int | None = None
     seq_length: int | None = None
     shard_size: int | None = None
@@ -44,34 +61,49 @@ class ExportSettings:
     compress: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "source", Path(self.source))
-        object.__setattr__(self, "dest", Path(self.dest))
-        if self.norm not in (None, "pre", "post"):
-            raise UsageError(f"norm must be pre or post; got {self.norm!r}.")
-        _require_positive(
-            self, "target_vocab_size", "draft_vocab_size", "target_probs_topk", "seq_length", "shard_size"
+        require_local(self.dest)
+        super().__post_init__()
+        self.require_at_least(
+            target_vocab_size=1, draft_vocab_size=1, target_probs_topk=1, seq_length=1, shard_size=1, min_supervised=0
         )
-        if self.min_supervised < 0:
-            raise UsageError(f"min_supervised must be at least 0; got {self.min_supervised}.")
+        if self.draft_vocab is not None and self.draft_vocab_size is not None:
+            raise UsageError(
+                "draft_vocab (--draft-vocab) is a draft vocabulary with its size, so draft_vocab_size (--draft-vocab-size) and "
+                "it exclude each other."
+            )
 
     def chosen(self) -> dict[str, object]:
-        """The options that were given, by name."""
+        """Return the options that were given, by name."""
         given = {name: getattr(self, name) for name in OPTIONS}
         return {name: value for name, value in given.items() if value not in (None, False)}
 
 
 @dataclass(frozen=True)
-class ImportSettings:
-    """One import. What the files say themselves needs no option, and an option says otherwise.
+class ImportSettings(CheckedFields):
+    """One import: a trainer's files into a capture. An option overrides what the files state.
 
     Attributes:
-        folder: the foreign data set. layout: name of its layout. out: the folder that is filled.
-        model: folder or hub id of the model that made it. n: its decoder layers, where no model is given.
-        layer_ids: K ids under `convention`; None takes what the files say. convention: None takes the layout's own.
-        final: what the last hidden states are; None takes what the layout or the files say.
-        first_token: the first token of every sample, for a layout that lost it.
-        pad_id: the id that samples are padded with, for a layout that does not say their length.
+        folder: the foreign data set.
+        layout: name of its layout.
+        out: folder to fill.
+        model: folder or hub id of the model that made it.
+        revision: branch, tag or commit of a hub model.
+        trust_remote_code: let code that comes with the model run.
+        n: decoder layers of the model, where no model is given.
+        layer_ids: K ids under `convention`; None takes those of the files.
+        convention: None takes the layout's own.
+        final: ``pre`` or ``post``, for the last hidden states; None takes what the layout or the files state.
+        first_token: id of the first token of every sample, for a layout without it.
+        pad_id: id that samples are padded with, for a layout without lengths.
         shard_rows: rows at which a shard is full; a sample is never cut.
+
+    Raises:
+        LayerIdError, LayerIdTypeError: `layer_ids` that are no increasing integers.
+        UsageError: a value out of range, or an `out` that is no local folder; UsageTypeError for a wrong type.
+
+    Example:
+        >>> ImportSettings("DUMP", layout="specforge", out="OUT2", n=4, layer_ids=[0, 1, 2]).layer_ids
+        (0, 1, 2)
     """
 
     folder: Path
@@ -82,29 +114,21 @@ class ImportSettings:
     trust_remote_code: bool = False
     n: int | None = None
     layer_ids: tuple[int, ...] | None = None
-    convention: str | None = None
+    convention: Convention | None = None
     final: Norm | None = None
     first_token: int | None = None
     pad_id: int | None = None
     shard_rows: int = 262_144
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", Path(self.folder))
-        object.__setattr__(self, "out", Path(self.out))
-        if self.final not in (None, "pre", "post"):
-            raise UsageError(f"final must be pre or post; got {self.final!r}.")
-        if self.convention not in (None, *CONVENTIONS):
-            raise UsageError(f"convention must be one of {', '.join(CONVENTIONS)}; got {self.convention!r}.")
-        _require_positive(self, "n", "shard_rows")
+        require_local(self.out)
+        if self.layer_ids is not None:  # its texts are a contract
+            object.__setattr__(self, "layer_ids", check_plain_ids(self.layer_ids, algorithm="DSPARK"))
+        super().__post_init__()
+        self.require_at_least(n=1, shard_rows=1)
 
 
 OPTIONS = (
-    "norm", "target_model", "target_vocab_size", "draft_vocab_size", "target_probs_topk", "seq_length", "shard_size", "compress",
+    "norm", "target_model", "target_vocab_size", "draft_vocab_size", "draft_vocab", "target_probs_topk", "seq_length",
+    "shard_size", "compress",
 )  # fmt: skip
-
-
-def _require_positive(settings: object, *names: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and value < 1:
-            raise UsageError(f"{name} must be at least 1; got {value}.")

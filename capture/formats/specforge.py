@@ -71,7 +71,7 @@ class SpecForgeExporter(SampleFiles):
         settings = self._job.settings
         if (
             self._algorithm == "eagle3"
-            or settings.draft_vocab_size
+            or self._job.has_draft_vocabulary
             or settings.target_vocab_size
             or self._job.head.is_there
         ):
@@ -104,12 +104,12 @@ class SpecForgeReader:
 
 
 def save_vocabulary(path: Path, vocabulary: DraftVocabulary) -> None:
-    """The mapping between draft and target vocabulary, as SpecForge and AngelSlim read it."""
+    """Write the mapping between draft and target vocabulary, as SpecForge and AngelSlim read it."""
     save_container(path, {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d})
 
 
 def unbatched(rows: Tensor, path: Path) -> Tensor:
-    """(S, W) of (1, S, W) or (S, W)."""
+    """Return (S, W) of (1, S, W) or (S, W)."""
     if rows.ndim == 3 and rows.shape[0] == 1:
         return rows[0]
     if rows.ndim != 2:
@@ -133,6 +133,6 @@ SPECFORGE = Format(
     SpecForgeExporter,
     SpecForgeReader,
     algorithms=("eagle3", "dflash", "domino", "dspark"),
-    options=frozenset({"target_vocab_size", "draft_vocab_size", "compress"}),
+    options=frozenset({"target_vocab_size", "draft_vocab_size", "draft_vocab", "compress"}),
     rule=_rule,
 )

@@ -38,7 +38,7 @@ class SpeculatorsExporter(SampleFiles):
         _datasets()
         require_layers(job.captured.taps, NAME)
         self._final = job.final_state("pre", NAME)
-        self._V = job.vocab_size(f"{NAME}' d2t.npy and t2d.npy") if job.settings.draft_vocab_size else None
+        self._V = job.vocab_size(f"{NAME}' d2t.npy and t2d.npy") if job.has_draft_vocabulary else None
         job.note_dtype(DTYPE, NAME)
 
     def write(self, piece: Piece) -> None:
@@ -58,7 +58,7 @@ class SpeculatorsExporter(SampleFiles):
                 _save_array(self._job.dest / f"{name}.npy", tensor.numpy())
 
     def _save_rows(self) -> None:
-        """The data set by its own library, by way of a folder beside DEST: a data set cannot be saved over its source."""
+        """Write the data set with its own library, through a folder beside DEST: a data set cannot be saved over its source."""
         datasets = _datasets()
         beside = Path(tempfile.mkdtemp(prefix=".hiddentap-", dir=self._job.dest.resolve().parent))
         try:
@@ -93,7 +93,7 @@ class SpeculatorsReader:
         try:
             tensors = load_file(path)
             states, ids = tensors["hidden_states"], tensors["token_ids"]
-        except (SafetensorError, KeyError) as error:
+        except (SafetensorError, KeyError, OSError) as error:
             raise LayoutError(f"{path} does not hold hidden_states and token_ids: {error!r}") from error
         if not np.array_equal(ids.numpy(), row["input_ids"]):
             raise SampleError(f"the token ids in {path.name} are not those of the row")
@@ -162,5 +162,5 @@ SPECULATORS = Format(
     "speculators",
     SpeculatorsExporter,
     SpeculatorsReader,
-    options=frozenset({"target_vocab_size", "draft_vocab_size"}),
+    options=frozenset({"target_vocab_size", "draft_vocab_size", "draft_vocab"}),
 )

@@ -29,7 +29,7 @@ class Columns:
 
     @classmethod
     def of(cls, sample: ForeignSample, claim: Claim, final: Norm | None) -> Columns:
-        """From the first sample.
+        """Return the columns that fit the first sample.
 
         Raises:
             LayoutError: its states are not K wide rows of one width.
@@ -45,13 +45,13 @@ class Columns:
         return cls(claim.K, H, dtype, final if sample.final is not None else None)
 
     def as_columns(self) -> tuple[Column, ...]:
-        """For a shard writer; without the column of a norm state or of layers where there are none."""
+        """Return columns for a shard writer, without absent norm states and layers."""
         aux = [Column("aux_hidden_states", self.dtype, (self.K, self.H))] if self.K else []
         final = [Column(f"{self.final}_norm", self.dtype, (self.H,))] if self.final else []
         return (*aux, *final, Column("input_ids", torch.int32), Column("loss_mask", torch.uint8))
 
     def rows(self, sample: ForeignSample) -> dict[str, Tensor]:
-        """The rows of a sample by column.
+        """Return the rows of a sample by column.
 
         Raises:
             LayoutError: lengths, widths or dtypes that differ from the first sample's or from each other.

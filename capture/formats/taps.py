@@ -1,47 +1,16 @@
-"""Which layers a data set holds, and whether a trainer has words for them."""
+"""The layers of a data set in a trainer's own ids, or a refusal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
 from ...models.layer_ids import from_boundaries
+from ..store import TapsDescription
 from .errors import FormatError
 
 EMBEDDINGS = 0
 EMBEDDINGS_ID = -1
 
 
-@dataclass(frozen=True)
-class TapInfo:
-    """The K boundaries of `aux_hidden_states` in slot order, in a model of n layers and hidden width H."""
-
-    boundaries: tuple[int, ...]
-    n: int
-    H: int
-
-    @classmethod
-    def of(cls, metadata: Mapping[str, Any]) -> TapInfo:
-        """From what a shard says of itself."""
-        taps = metadata["taps"]
-        return cls(tuple(taps["boundaries"]), taps["num_hidden_layers"], taps["hidden_size"])
-
-    @property
-    def K(self) -> int:
-        return len(self.boundaries)
-
-    @property
-    def has_embeddings(self) -> bool:
-        return EMBEDDINGS in self.boundaries
-
-    @property
-    def has_last(self) -> bool:
-        """Whether the output of the last layer, before the final norm, is among the auxiliary states."""
-        return self.n in self.boundaries
-
-
-def output_ids(taps: TapInfo, trainer: str) -> list[int]:
+def output_ids(taps: TapsDescription, trainer: str) -> list[int]:
     """Ids of 0-based layer outputs for a trainer that has no id for the embeddings.
 
     Raises:
@@ -55,27 +24,27 @@ def output_ids(taps: TapInfo, trainer: str) -> list[int]:
     return list(from_boundaries(taps.boundaries, "layer_output"))
 
 
-def output_ids_with_embeddings(taps: TapInfo, trainer: str) -> list[int]:
+def output_ids_with_embeddings(taps: TapsDescription, trainer: str) -> list[int]:
     """Ids of 0-based layer outputs for a trainer that calls the embeddings -1."""
     require_layers(taps, trainer)
     outputs = from_boundaries([b for b in taps.boundaries if b != EMBEDDINGS], "layer_output")
     return [EMBEDDINGS_ID, *outputs] if taps.has_embeddings else list(outputs)
 
 
-def require_layers(taps: TapInfo, trainer: str) -> None:
+def require_layers(taps: TapsDescription, trainer: str) -> None:
     """Raise FormatError where the capture holds no layer."""
     if not taps.boundaries:
         raise FormatError(f"{trainer} wants the states of decoder layers and this capture holds none.")
 
 
-def require_three(taps: TapInfo, trainer: str) -> None:
+def require_three(taps: TapsDescription, trainer: str) -> None:
     """Raise FormatError unless there are exactly three layers."""
     if taps.K != 3:
         held = ", ".join(map(str, taps.boundaries))
         raise FormatError(f"{trainer} wants exactly three layers; this capture holds {taps.K} (boundaries {held}).")
 
 
-def require_no_last(taps: TapInfo, trainer: str, why: str) -> None:
+def require_no_last(taps: TapsDescription, trainer: str, why: str) -> None:
     """Raise FormatError where the last layer is captured, which `trainer` gives another meaning or none."""
     if taps.has_last:
         raise FormatError(

@@ -1,4 +1,4 @@
-"""What the target would say next at each position, over a draft vocabulary.
+"""The target's distribution of the next token at each position, over a draft vocabulary.
 
 V: target vocabulary, D: draft vocabulary, T: rows at a time.
 """
@@ -31,8 +31,10 @@ class Teacher:
 
     @torch.no_grad()
     def chunks(self, post_norm: Tensor, vocabulary: DraftVocabulary) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of (S, H) rows, up to `ROWS` at a time and in order: probabilities (T, D) float32 over the draft vocabulary, and
-        (T,) bool, whether the most likely of all V tokens is in it.
+        """Yield the teacher's view of (S, H) rows, up to `ROWS` rows at a time and in order.
+
+        That is (T, D) float32 probabilities over the draft vocabulary, and (T,) bool: whether the most likely of all V tokens
+        is in it.
 
         Raises:
             FormatError: lm_head has fewer outputs than the vocabulary has tokens.
@@ -49,6 +51,6 @@ class Teacher:
 
 
 def most_likely(probabilities: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of (T, D): values (T, k) that add up to 1, and their places (T, k) int32."""
+    """Return the k largest of (T, D): values (T, k) that add up to 1, and their places (T, k) int32."""
     values, places = probabilities.topk(k, dim=-1)
     return values / values.sum(-1, keepdim=True), places.to(torch.int32)

@@ -17,7 +17,7 @@ from ..store.header import build_header, place_tensors
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
-class TensorFile:
+class PaddedTensorFile:
     """Places the tensors, takes their pieces in any order, and gives the file its name at `seal`.
 
     So a shard of padded samples needs the memory of one piece, and its padding is never written.
@@ -53,7 +53,7 @@ class TensorFile:
         """Write the header and give the file its name."""
         self._file.seal(self._header)
 
-    def __enter__(self) -> TensorFile:
+    def __enter__(self) -> PaddedTensorFile:
         return self
 
     def __exit__(
@@ -63,8 +63,10 @@ class TensorFile:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A file of these whole tensors."""
-    with TensorFile(path, {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}) as file:
+    """Write a file of whole tensors."""
+    with PaddedTensorFile(
+        path, {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    ) as file:
         for name, tensor in tensors.items():
             file.write(name, tensor)
         file.seal()

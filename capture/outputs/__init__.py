@@ -3,10 +3,8 @@
 from .commits import CommittedTokens, commits_of_step, visible_length
 from .composite import CompositeDeviceAuxiliaryOutput, CompositeHostAuxiliaryOutput, append_auxiliary_output
 from .contract import CopyTensor, DeviceAuxiliaryOutput, HostAuxiliaryOutput
-from .hidden_states import DeviceHiddenStates, HostHiddenStates
 from .host_copy import HostCopy, PendingHostCopy
 from .pipeline_transport import (
-    CompositePipelineObserver,
     add_auxiliary_output_to_pp_tensors,
     pipeline_observer,
     pop_auxiliary_output_from_pp_tensors,
@@ -16,14 +14,13 @@ from .ragged_rows import RaggedRows
 from .requests import Batch, Request, Rows, RowSink
 from .row_buffer import RowBuffer
 from .row_layout import KeptRows, RowLayout
-from .step_rows import DeviceStepRows, HostStepRows
+from .step_rows import DeviceHiddenStates, DeviceStepRows, HostHiddenStates, HostStepRows
 
 __all__ = [
     "Batch",
     "CommittedTokens",
     "CompositeDeviceAuxiliaryOutput",
     "CompositeHostAuxiliaryOutput",
-    "CompositePipelineObserver",
     "CopyTensor",
     "DeviceAuxiliaryOutput",
     "DeviceHiddenStates",

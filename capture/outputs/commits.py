@@ -1,17 +1,23 @@
-"""Which tokens of a request became visible in a step."""
+"""Commits: the tokens of a request that became visible in a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...models.errors import RunError, UsageError
-from .requests import Batch, Request
+from .requests import Batch, Request, is_aborted, name_of
 
 
 @dataclass(frozen=True)
 class CommittedTokens:
     """Tokens of one request that became visible in one step.
 
-    `output_index` is the number of output tokens that were visible before the step.
+    Attributes:
+        output_index: output tokens that were visible before the step.
+        token_ids: the tokens.
+
+    Example:
+        >>> CommittedTokens(output_index=3, token_ids=(42, 7)).token_ids
+        (42, 7)
     """
 
     output_index: int
@@ -19,12 +25,12 @@ class CommittedTokens:
 
 
 def visible_length(request: Request) -> int:
-    """The number of output tokens a caller may see: the finished length once there is one, else all of them."""
+    """Return the number of output tokens a caller may see: the finished length once there is one, else all of them."""
     return len(request.output_ids) if request.finished_len is None else request.finished_len
 
 
 def commits_of_step(batch: Batch, starts: Sequence[int]) -> list[CommittedTokens | None]:
-    """What each request of `batch` gained since `starts`, the visible lengths noted before the step.
+    """Return the tokens that each request of `batch` gained since `starts`, its visible lengths before the step.
 
     `None` stands for a request that gained nothing (a middle chunk of a prompt, one that had finished before) and for
     one that was aborted.
@@ -42,14 +48,14 @@ def commits_of_step(batch: Batch, starts: Sequence[int]) -> list[CommittedTokens
 
 
 def _commit(request: Request, start: int) -> CommittedTokens | None:
-    if request.aborted:
+    if is_aborted(request):
         return None
     end = visible_length(request)
     if end < start:
-        raise RunError(f"committed output length moved backwards: request {request.rid!r} had {start}, now {end}")
+        raise RunError(f"committed output length moved backwards: request {name_of(request)} had {start}, now {end}")
     if end > len(request.output_ids):
         raise RunError(
-            f"request {request.rid!r} is finished at length {end} but has {len(request.output_ids)} output tokens; "
+            f"request {name_of(request)} is finished at length {end} but has {len(request.output_ids)} output tokens; "
             "the finished length counts output tokens."
         )
     if end == start:

@@ -13,7 +13,15 @@ from .requests import Batch
 
 @dataclass(frozen=True)
 class CompositeHostAuxiliaryOutput:
-    """Host outputs that share one step's batch and commits."""
+    """Host outputs that share one step's batch and commits.
+
+    Example:
+        >>> from hiddentap.capture.outputs import RowLayout
+        >>> states = DeviceHiddenStates({"aux_hidden_states": torch.zeros(2, 1, 4)}, RowLayout.of_prompts([2]))
+        >>> host = append_auxiliary_output(None, states).copy_to_host(lambda tensor: tensor.cpu())
+        >>> len(CompositeHostAuxiliaryOutput((host,)).outputs)
+        1
+    """
 
     outputs: tuple[HostAuxiliaryOutput, ...]
 
@@ -37,7 +45,16 @@ class CompositeHostAuxiliaryOutput:
 
 @dataclass(frozen=True)
 class CompositeDeviceAuxiliaryOutput:
-    """Device outputs that are copied to the host together."""
+    """Device outputs that are copied to the host together.
+
+    Example:
+        >>> from hiddentap.capture.outputs import RowLayout
+        >>> layout = RowLayout.of_prompts([2])
+        >>> states = DeviceHiddenStates({"aux_hidden_states": torch.zeros(2, 1, 4)}, layout)
+        >>> norms = DeviceHiddenStates({"pre_norm": torch.zeros(2, 4)}, layout)
+        >>> sorted(CompositeDeviceAuxiliaryOutput((states, norms)).copy_to_host(lambda tensor: tensor.cpu()).outputs[1].columns)
+        ['pre_norm']
+    """
 
     outputs: tuple[DeviceAuxiliaryOutput, ...]
 
@@ -46,7 +63,7 @@ class CompositeDeviceAuxiliaryOutput:
         return CompositeHostAuxiliaryOutput(tuple(output.copy_to_host(copy_tensor) for output in self.outputs))
 
     def to_pp_tensors(self) -> dict[str, Tensor]:
-        """The tensors of every child, child i's under the names `i.name`.
+        """Return the tensors of every child, child i's under the names `i.name`.
 
         Raises:
             RunError: a child does not support pipeline transport, or sends something else than named tensors.
@@ -61,7 +78,16 @@ class CompositeDeviceAuxiliaryOutput:
 def append_auxiliary_output(
     current: DeviceAuxiliaryOutput | None, output: DeviceAuxiliaryOutput | None
 ) -> DeviceAuxiliaryOutput | None:
-    """`output` after what `current` holds, as one flat composite; `None` on one side gives the other side itself."""
+    """Return `output` behind what `current` holds, as one flat composite; where one side is `None`, return the other itself.
+
+    Example:
+        >>> from hiddentap.capture.outputs import RowLayout
+        >>> layout = RowLayout.of_prompts([2])
+        >>> states = DeviceHiddenStates({"aux_hidden_states": torch.zeros(2, 1, 4)}, layout)
+        >>> norms = DeviceHiddenStates({"pre_norm": torch.zeros(2, 4)}, layout)
+        >>> len(append_auxiliary_output(states, norms).outputs)
+        2
+    """
     if current is None:
         return output
     if output is None:

@@ -14,21 +14,37 @@ CopyTensor: TypeAlias = Callable[[Tensor], Tensor]
 
 @runtime_checkable
 class HostAuxiliaryOutput(Protocol):
-    """Host tensors of one step, waiting for the tokens that the step commits."""
+    """Host tensors of one step, waiting for the tokens that the step commits.
+
+    Example:
+        >>> class Counted:
+        ...     rows = 0
+        ...
+        ...     def consume(self, batch, commits):
+        ...         self.rows += sum(len(commit.token_ids) for commit in commits if commit is not None)
+        >>> isinstance(Counted(), HostAuxiliaryOutput)
+        True
+    """
 
     def consume(self, batch: Batch, commits: Sequence[CommittedTokens | None]) -> None:
         """Hand the rows to the requests; called exactly once, after the commit and before anything is returned.
 
-        `commits` is aligned with `batch.reqs`; `None` says that the request gained no visible token.
+        `commits` is aligned with `batch.reqs`; `None` where the request gained no visible token.
         """
 
 
 @runtime_checkable
 class DeviceAuxiliaryOutput(Protocol):
-    """Device tensors of one step, made beside the model's own output.
+    """Device tensors of one step, made along with the model's own output.
 
     No tensor aliases a buffer that a later forward can overwrite: a static buffer of a CUDA graph, the output of a
     layer that reuses it, a residual stream that is added to in place. The copy to the host relies on it.
+
+    Example:
+        >>> from hiddentap.capture.outputs import RowLayout
+        >>> states = DeviceHiddenStates({"aux_hidden_states": torch.zeros(2, 1, 4)}, RowLayout.of_prompts([2]))
+        >>> isinstance(states, DeviceAuxiliaryOutput)
+        True
     """
 
     def copy_to_host(self, copy_tensor: CopyTensor) -> HostAuxiliaryOutput:

@@ -18,10 +18,16 @@ KEY_PREFIX = "__sampling_observer_output__."
 
 
 def add_auxiliary_output_to_pp_tensors(tensors: MutableMapping[str, Any], output: DeviceAuxiliaryOutput | None) -> None:
-    """Put the tensors of `output` into `tensors`, all of them or, on any error, none.
+    """Put the tensors of `output` into `tensors`; on an error, none of them. Do nothing where `output` is None.
 
     Raises:
         RunError: `output` cannot be sent, or one of its keys is taken.
+
+    Example:
+        >>> tensors = {"hidden_states": torch.zeros(1, 2, 4)}
+        >>> add_auxiliary_output_to_pp_tensors(tensors, None)
+        >>> sorted(tensors)
+        ['hidden_states']
     """
     if output is None:
         return
@@ -36,11 +42,18 @@ def add_auxiliary_output_to_pp_tensors(tensors: MutableMapping[str, Any], output
 def pop_auxiliary_output_from_pp_tensors(
     tensors: MutableMapping[str, Any], observer: object | None
 ) -> DeviceAuxiliaryOutput | None:
-    """Take the auxiliary output out of `tensors`; `None` when there is none. Other keys stay as they are.
+    """Take the auxiliary output out of `tensors`, or return `None` where there is none. Other keys stay.
+
+    Args:
+        observer: rebuilds the output from its tensors (`from_pp_tensors`).
 
     Raises:
         RunError: no observer that can rebuild it, a value that is no tensor, or an observer that returned nothing;
             `tensors` is unchanged then.
+
+    Example:
+        >>> pop_auxiliary_output_from_pp_tensors({"hidden_states": torch.zeros(1, 2, 4)}, None) is None
+        True
     """
     keys = [key for key in tensors if isinstance(key, str) and key.startswith(KEY_PREFIX)]
     if not keys:
@@ -59,7 +72,7 @@ def pop_auxiliary_output_from_pp_tensors(
 
 
 @dataclass(frozen=True)
-class CompositePipelineObserver:
+class _CompositePipelineObserver:
     """Rebuilds a composite: observer i makes the output of child i.
 
     `observers` are those whose outputs were sent, in the order in which they were appended.
@@ -68,7 +81,7 @@ class CompositePipelineObserver:
     observers: tuple[PipelineParallelSamplingObserver, ...]
 
     def from_pp_tensors(self, tensors: Mapping[str, Tensor]) -> CompositeDeviceAuxiliaryOutput:
-        """The composite whose `to_pp_tensors` gave `tensors`.
+        """Return the composite whose `to_pp_tensors` gave `tensors`.
 
         Raises:
             RunError: the tensors are not those of exactly one child per observer, or an observer returned nothing.
@@ -91,10 +104,10 @@ class CompositePipelineObserver:
 def pipeline_observer(
     observers: Sequence[PipelineParallelSamplingObserver],
 ) -> PipelineParallelSamplingObserver | None:
-    """What rebuilds the output that these observers, in this order, have sent; `None` where there are none."""
+    """Return an observer that rebuilds the output that these, in this order, have sent; `None` without observers."""
     if len(observers) <= 1:
         return observers[0] if observers else None
-    return CompositePipelineObserver(tuple(observers))
+    return _CompositePipelineObserver(tuple(observers))
 
 
 def _pipeline_observer(observer: object | None) -> PipelineParallelSamplingObserver:

@@ -1,4 +1,4 @@
-"""What an auxiliary output that crosses a pipeline offers: named tensors."""
+"""The interface of an auxiliary output that crosses a pipeline: named tensors."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
@@ -14,7 +14,7 @@ class PipelineParallelAuxiliaryOutput(Protocol):
     """An auxiliary output that can be sent to another pipeline stage."""
 
     def to_pp_tensors(self) -> Mapping[str, Tensor]:
-        """Its tensors by name; at least one."""
+        """Return the output's tensors by name; at least one."""
 
 
 @runtime_checkable
@@ -22,11 +22,11 @@ class PipelineParallelSamplingObserver(Protocol):
     """A sampling observer that can make its output from tensors that came from another pipeline stage."""
 
     def from_pp_tensors(self, tensors: Mapping[str, Tensor]) -> DeviceAuxiliaryOutput:
-        """The output whose `to_pp_tensors` gave `tensors`."""
+        """Return the output whose `to_pp_tensors` gave `tensors`."""
 
 
 def pp_tensors_of(output: DeviceAuxiliaryOutput) -> dict[str, Tensor]:
-    """The tensors `output` sends, checked.
+    """Return the tensors `output` sends, checked.
 
     Raises:
         RunError: no support for pipelines, no tensor, a name that is not a non-empty string, a value that is no tensor.

@@ -30,7 +30,7 @@ class RaggedRows:
 
     @staticmethod
     def concatenate(parts: Sequence["RaggedRows"]) -> "RaggedRows":
-        """The rows of all parts, in order, in memory of their own."""
+        """Return the rows of all parts, in order, in memory of their own."""
         return RaggedRows(torch.cat([part.lengths for part in parts]), torch.cat([part.values for part in parts]))
 
     def __len__(self) -> int:
@@ -44,10 +44,10 @@ class RaggedRows:
         return RaggedRows(self.lengths[begin:end], self.values[first : first + int(sizes[begin:end].sum())])
 
     def clone(self) -> "RaggedRows":
-        """The same rows in memory of their own."""
+        """Return the same rows in memory of their own."""
         return RaggedRows(self.lengths.clone(), self.values.clone())
 
     def to_lists(self) -> list[list[int] | None]:
-        """One list per row; `None` where the row has none."""
+        """Return one list per row; `None` where the row has none."""
         values = iter(self.values.tolist())
         return [None if size < 0 else [next(values) for _ in range(size)] for size in self.lengths.tolist()]

@@ -1,7 +1,7 @@
-"""What an auxiliary output needs to know of a batch, its requests and the place their rows go to."""
+"""The interfaces that an auxiliary output needs: a batch, its requests, and where their rows go."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ class Request(Protocol):
 
     @property
     def rid(self) -> str:
-        """The request's id, for messages."""
+        """Return the request's id, for messages."""
 
     @property
     def output_ids(self) -> Sequence[int]:
@@ -37,15 +37,21 @@ class Request(Protocol):
 
     @property
     def finished_len(self) -> int | None:
-        """How many output tokens the finished request has; `None` while it runs."""
-
-    @property
-    def aborted(self) -> bool:
-        """Whether the request was given up; none of its rows are kept then."""
+        """Return how many output tokens the finished request has; `None` while it runs."""
 
     @property
     def rows(self) -> RowSink:
-        """Where the rows of this request go."""
+        """The destination of this request's rows."""
+
+
+def is_aborted(request: Request) -> bool:
+    """Return whether the request was given up, so that none of its rows are kept: its `aborted`, where it has that."""
+    return bool(getattr(request, "aborted", False))
+
+
+def name_of(request: Request) -> str:
+    """Return what messages call the request: its `rid`, where it has one."""
+    return repr(getattr(request, "rid", None))
 
 
 class Batch(Protocol):
@@ -53,4 +59,15 @@ class Batch(Protocol):
 
     @property
     def reqs(self) -> Sequence[Request]:
-        """The requests, in the order of their rows."""
+        """Return the requests, in the order of their rows."""
+
+
+@runtime_checkable
+class RangeSink(Protocol):
+    """A batch whose requests' rows are neighbors in one place, so that all of a step can be kept as one range."""
+
+    def append_all(self, rows: Mapping[str, Rows]) -> None:
+        """Add the rows of every request, from its position 0 on, in the order of `reqs`.
+
+        The values hold during the call only, as those of `RowSink.append`.
+        """

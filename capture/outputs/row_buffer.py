@@ -23,7 +23,7 @@ class RowBuffer:
         self._next: dict[str, int] = {}
 
     def next_position(self, name: str) -> int:
-        """The position that the next row of column `name` must have."""
+        """Return the position that the next row of column `name` must have."""
         return self._next.get(name, self._starts.get(name, self._otherwise))
 
     def append(self, first_position: int, rows: Mapping[str, Rows]) -> None:
@@ -44,7 +44,7 @@ class RowBuffer:
             self._next[name] = first_position + len(value)
 
     def columns(self) -> dict[str, Tensor]:
-        """Every dense column as one tensor (R, ...)."""
+        """Return every dense column as one tensor (R, ...)."""
         return {
             name: torch.cat([part for part in parts if isinstance(part, Tensor)])
             for name, parts in self._parts.items()
@@ -52,7 +52,7 @@ class RowBuffer:
         }
 
     def ragged_columns(self) -> dict[str, RaggedRows]:
-        """Every column of lists."""
+        """Return every column of lists."""
         return {
             name: RaggedRows.concatenate([part for part in parts if isinstance(part, RaggedRows)])
             for name, parts in self._parts.items()

@@ -1,4 +1,4 @@
-"""Where the rows of each request lie in the tensors of one step, and which of them are kept."""
+"""The places of each request's rows in the tensors of one step, and which rows are kept."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...models.errors import RunError, UsageError
 from .commits import CommittedTokens
-from .requests import Batch, Request, Rows
+from .requests import Batch, RangeSink, Request, Rows, is_aborted
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class RowLayout:
     def of_verify_step(
         cls, stride: int | None, accept_lengths: Sequence[int], first_positions: Sequence[int]
     ) -> "RowLayout":
-        """A verify step of speculative decoding: request i owns rows `i*stride ... i*stride + accept_lengths[i] - 1`.
+        """Return a verify step of speculative decoding: request i owns rows `i*stride ... i*stride + accept_lengths[i] - 1`.
 
         Raises:
             RunError: the step has no positive stride, or a request accepted more rows than it owns.
@@ -89,11 +89,6 @@ class RowLayout:
             return self.row_starts
         return tuple(accumulate(self.row_counts, initial=0))[:-1]
 
-    @property
-    def total_rows(self) -> int:
-        """How many rows all requests have together."""
-        return sum(self.row_counts)
-
     def check_column(self, name: str, column: Rows) -> None:
         """Refuse a column that does not hold the rows of this layout.
 
@@ -108,7 +103,7 @@ class RowLayout:
             )
 
     def kept_rows(self, batch: Batch, commits: Sequence[CommittedTokens | None]) -> list[KeptRows]:
-        """The rows to keep: prompt rows, then as many of the others as tokens were committed; of aborted requests none.
+        """Return the rows to keep: prompt rows, then as many of the others as tokens were committed; of aborted requests none.
 
         Raises:
             UsageError: the layout, `batch.reqs` and `commits` speak of different numbers of requests.
@@ -120,15 +115,24 @@ class RowLayout:
             )
         kept = []
         for index, (request, commit, start) in enumerate(zip(batch.reqs, commits, self.starts, strict=True)):
-            count = 0 if request.aborted else self._kept_count(index, commit)
+            count = 0 if is_aborted(request) else self._kept_count(index, commit)
             if count:
                 kept.append(KeptRows(request, self.first_positions[index], slice(start, start + count)))
         return kept
 
     def append_kept(self, columns: Mapping[str, Rows], batch: Batch, commits: Sequence[CommittedTokens | None]) -> None:
-        """Append the kept rows of every column to the requests they belong to."""
-        for kept in self.kept_rows(batch, commits):
+        """Append the kept rows of every column to the requests they belong to; as one range where the batch takes that."""
+        all_kept = self.kept_rows(batch, commits)
+        if isinstance(batch, RangeSink) and self._are_everything(all_kept):
+            batch.append_all(columns)
+            return
+        for kept in all_kept:
             kept.request.rows.append(kept.first_position, {name: column[kept.rows] for name, column in columns.items()})
+
+    def _are_everything(self, kept: Sequence[KeptRows]) -> bool:
+        """Return whether every row of the step is kept, each request's from its position 0 on."""
+        rows = sum(one.rows.stop - one.rows.start for one in kept)
+        return self.row_starts is None and rows == sum(self.row_counts) and not any(self.first_positions)
 
     def _kept_count(self, index: int, commit: CommittedTokens | None) -> int:
         prompt = self.prompt_counts[index]

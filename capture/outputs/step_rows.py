@@ -1,7 +1,8 @@
-"""Named columns of the rows of one step: copied to the host once, appended to the requests once."""
+"""Named columns of the rows of one step, such as hidden states: copied to the host once, appended to the requests once."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor
 
@@ -27,7 +28,7 @@ class DeviceStepRows:
 
     @property
     def columns(self) -> Mapping[str, Tensor]:
-        """The device tensors by name.
+        """Return the device tensors by name.
 
         Raises:
             RunError: they were copied to the host and dropped.
@@ -35,6 +36,9 @@ class DeviceStepRows:
         if self._columns is None:
             raise RunError("these rows were copied to the host already; use what that copy returned.")
         return self._columns
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), None if self._columns is None else dict(self._columns), self.layout)
 
     def copy_to_host(self, copy_tensor: CopyTensor) -> "HostStepRows":
         """Pass each column through `copy_tensor` once, in the order of the columns, and drop the device tensors.
@@ -62,7 +66,7 @@ class HostStepRows:
 
     @property
     def columns(self) -> Mapping[str, Tensor]:
-        """The host tensors by name.
+        """Return the host tensors by name.
 
         Raises:
             RunError: they were consumed.
@@ -70,6 +74,9 @@ class HostStepRows:
         if self._columns is None:
             raise RunError("these rows were consumed already; the output of a step is consumed once.")
         return self._columns
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), None if self._columns is None else dict(self._columns), self.layout)
 
     def consume(self, batch: Batch, commits: Sequence[CommittedTokens | None]) -> None:
         """Append to every request its prompt rows and the rows of its committed tokens; aborted requests get none.
@@ -83,3 +90,56 @@ class HostStepRows:
     def _take_columns(self) -> Mapping[str, Tensor]:
         columns, self._columns = self.columns, None
         return columns
+
+
+def _restored(cls: Any, columns: dict[str, Tensor] | None, layout: RowLayout) -> Any:
+    """Rebuild rows that were copied or pickled: the view of their columns cannot be."""
+    if columns is not None:
+        return cls(columns, layout)
+    emptied = cls.__new__(cls)
+    emptied._columns, emptied.layout = None, layout
+    return emptied
+
+
+class DeviceHiddenStates(DeviceStepRows):
+    """Hidden states of one step on the device; emptied by its one copy to the host.
+
+    Args:
+        columns: `aux_hidden_states` (T, K, H) and, as asked, `pre_norm` and `post_norm` (T, H), `input_ids` (T,); states in the
+            model's dtype.
+        layout: the requests that the T rows belong to.
+
+    Raises:
+        UsageError: a column whose rows are not those of `layout`.
+
+    Example:
+        >>> from hiddentap.capture.outputs import RowLayout
+        >>> states = DeviceHiddenStates({"aux_hidden_states": torch.zeros(5, 3, 8)}, RowLayout.of_prompts([2, 3]))
+        >>> states.aux_hidden_states.shape, states.layout.row_counts
+        (torch.Size([5, 3, 8]), (2, 3))
+    """
+
+    @property
+    def aux_hidden_states(self) -> Tensor:
+        """Return (T, K, H): the K captured boundaries of every row."""
+        return self.columns["aux_hidden_states"]
+
+    def copy_to_host(self, copy_tensor: CopyTensor) -> "HostHiddenStates":
+        """Pass each column through `copy_tensor` once, in the order of the columns, and drop the device tensors.
+
+        Raises:
+            RunError: called a second time.
+        """
+        return HostHiddenStates(self._copy_columns(copy_tensor), self.layout)
+
+
+class HostHiddenStates(HostStepRows):
+    """Hidden states of one step on the host; `consume` appends them to the requests, once.
+
+    Example:
+        >>> from hiddentap.capture.outputs import RowLayout
+        >>> states = DeviceHiddenStates({"aux_hidden_states": torch.zeros(5, 3, 8)}, RowLayout.of_prompts([2, 3]))
+        >>> host = states.copy_to_host(lambda tensor: tensor.to("cpu"))
+        >>> type(host).__name__, host.columns["aux_hidden_states"].shape
+        ('HostHiddenStates', torch.Size([5, 3, 8]))
+    """

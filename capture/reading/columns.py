@@ -10,7 +10,7 @@ from ..store import CapturedDataset
 
 
 def whole_column(dataset: CapturedDataset, name: str) -> Tensor:
-    """The rows of one column, shard after shard, without reading any other: (R, ...) over all samples, in disk order.
+    """Return the rows of one column, shard after shard, without reading any other: (R, ...) over all samples, in disk order.
 
     Raises UsageError where the capture has no such column, or no sample at all.
     """

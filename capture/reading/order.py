@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 def epoch_order(
     shard_of: NDArray[np.integer], position: NDArray[np.integer], window: int, seed: int
 ) -> NDArray[np.int64]:
-    """The (M,) sample indices of one epoch, each once.
+    """Return the (M,) sample indices of one epoch, each once.
 
     The shards come in random order, and of their samples, end to end, each stretch of `window` is shuffled: at any time the
     reads stay within the few shards that one stretch covers. The same numbers give the same order on every machine.
@@ -26,5 +26,5 @@ def epoch_order(
 
 
 def _shuffle(bits: np.random.PCG64, count: int) -> NDArray[np.int64]:
-    """A permutation from raw bits, whose stream numpy keeps between versions; that of its `permutation` it does not."""
+    """Return a permutation from raw bits, whose stream numpy keeps between versions; that of its `permutation` it does not."""
     return np.argsort(bits.random_raw(count), kind="stable")

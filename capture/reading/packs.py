@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from .order import epoch_order
 from .post_norm import PostNorm
 
 WINDOW = 1024
+Uneven = Literal["pad", "drop", "keep"]
 
 
 class PackedDataset(IterableDataset[dict[str, Any]]):
@@ -26,18 +28,31 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
     int64, loss_mask (T,), aux_hidden_states (T, K, H), ...), segment_ids (T,) int32 (0..M-1: which of the pack's samples),
     position_ids (T,) int64 (counted within each sample), sample_indices (M,) int64 (into `dataset`), and `pack`, its number.
 
-    Every rank makes the same packs from the lengths alone and takes every world_size-th; DataLoader workers share a rank's
-    packs in turns, so that a DataLoader gives them in one order whatever its number of workers. Over all ranks and workers each
-    sample comes exactly once an epoch; ranks may differ by one pack.
+    Every rank computes the same packs from the lengths alone and takes every world_size-th; DataLoader workers take a rank's
+    packs in turns, so the order does not depend on the number of workers. All ranks have the same number of packs, since a
+    training loop with collectives hangs on the rank that has one more; `uneven` chooses how.
+
+    `len()` is the number of this rank's packs in the current epoch; epochs, which pack samples in other orders, may differ
+    by a few.
 
     Args:
+        dataset: the samples.
         token_budget: most rows of a pack.
-        seed: each epoch has an order of its own, made from it.
+        seed: each epoch has an order of its own, derived from it.
         window: how many samples are mixed at a time; see `epoch_order`.
-        post_norm: adds the column post_norm, made from pre_norm.
+        rank, world_size: which share of the packs, of how many.
+        uneven: where world_size does not divide the packs: ``pad`` gives the last ranks the epoch's first packs again, ``drop``
+            leaves the last packs out, ``keep`` lets ranks differ by one pack, with each sample exactly once (for evaluation).
+        post_norm: adds the column post_norm, computed from pre_norm.
 
     Raises:
         UsageError: a sample longer than the budget, or numbers out of range.
+
+    Example:
+        >>> packs = PackedDataset(CapturedDataset("OUT"), 256, rank=0, world_size=2)
+        >>> pack = next(iter(packs))
+        >>> pack["aux_hidden_states"].shape[1:], pack["position_ids"][:3]
+        (torch.Size([3, 32]), tensor([0, 1, 2]))
     """
 
     def __init__(
@@ -49,9 +64,12 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         window: int = WINDOW,
         rank: int = 0,
         world_size: int = 1,
+        uneven: Uneven = "pad",
         post_norm: PostNorm | None = None,
     ) -> None:
         _check_numbers(seed, window, rank, world_size)
+        if uneven not in get_args(Uneven):
+            raise UsageError(f"uneven must be one of {', '.join(get_args(Uneven))}; got {uneven!r}.")
         _check_lengths(dataset.lengths, token_budget)
         if post_norm is not None:
             post_norm.require_columns(dataset)
@@ -61,16 +79,22 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         self.window = window
         self.rank = rank
         self.world_size = world_size
+        self.uneven: Uneven = uneven
         self.epoch = 0
         self.first_pack = 0
         self._post_norm = post_norm
 
     def pack_samples(self) -> list[NDArray[np.int64]]:
-        """The sample indices of each pack of this rank in this epoch."""
+        """Return the sample indices of each pack of this rank in the current epoch."""
         bits = int(np.random.SeedSequence([self.seed, self.epoch]).generate_state(1, np.uint64)[0])
         order = epoch_order(self.dataset.places.shard_of, self.dataset.places.position, self.window, bits)
         edges = pack_edges(self.dataset.lengths[order], self.token_budget)
-        return [order[edges[i] : edges[i + 1]] for i in range(self.rank, len(edges) - 1, self.world_size)]
+        count = len(edges) - 1
+        numbers = range(self.rank, _shared_count(count, self.world_size, self.uneven), self.world_size)
+        return [order[edges[i % count] : edges[i % count + 1]] for i in numbers]
+
+    def __len__(self) -> int:
+        return len(self.pack_samples())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         packs = self.pack_samples()
@@ -88,7 +112,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             if isinstance(value, Tensor)
         }
         if self._post_norm is not None and "post_norm" not in pack:
-            pack["post_norm"] = self._post_norm.rows(pack["pre_norm"])
+            pack["post_norm"] = self._post_norm(pack["pre_norm"])
         pack["segment_ids"] = torch.repeat_interleave(torch.arange(len(items), dtype=torch.int32), lengths)
         pack["position_ids"] = torch.cat([torch.arange(int(length)) for length in lengths])
         pack["sample_indices"] = torch.from_numpy(indices.copy())
@@ -97,44 +121,68 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
 
 
 class PackLoader:
-    """Packs for a training loop, with the place in the epoch that the loop has come to.
+    """Packs for a training loop, with its place in the epoch as a state dict.
 
-    Iterating gives the rest of the current epoch and then moves to the next, so `for epoch in range(3): for pack in loader`
-    reads three epochs. `state_dict()` speaks of the packs that were handed out, not of what workers have read ahead: loaded
-    into a loader of the same packs, it goes on with exactly the packs that were still to come.
+    Iterating gives the current epoch and then moves to the next, so `for epoch in range(3): for pack in loader` reads three
+    epochs. An iteration that is broken off moves nothing: the next one begins where it began. `state_dict()` counts the packs
+    that the latest iteration handed out, not those that workers have prefetched: a loader of the same packs that loads it resumes
+    with exactly the packs that were still to come.
+
+    `len()` is the number of packs of the current epoch.
+
+    Args:
+        packs: the packs to hand out.
+        num_workers: processes that prefetch; 0 reads in this one.
+
+    Example:
+        >>> loader = PackLoader(PackedDataset(CapturedDataset("OUT"), 256))
+        >>> for pack in loader:
+        ...     checkpoint = loader.state_dict()
+        >>> checkpoint["epoch"], checkpoint["first_pack"] == len(loader)
+        (0, True)
     """
 
     def __init__(self, packs: PackedDataset, *, num_workers: int = 0) -> None:
         self.packs = packs
         self._num_workers = num_workers
+        self._handed_out = packs.first_pack
+
+    def __len__(self) -> int:
+        return len(self.packs)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        self._handed_out = self.packs.first_pack
         for pack in DataLoader(self.packs, batch_size=None, num_workers=self._num_workers):
             # Moved before the pack is handed out: a loop that saves its state while it has this pack goes on with the next.
-            self.packs.first_pack = pack["pack"] + 1
+            self._handed_out = pack["pack"] + 1
             yield pack
         self.packs.epoch += 1
-        self.packs.first_pack = 0
+        self.packs.first_pack = self._handed_out = 0
 
-    def state_dict(self) -> dict[str, int]:
-        """The place, and what the packs were made from."""
-        return {**_made_from(self.packs), "epoch": self.packs.epoch, "first_pack": self.packs.first_pack}
+    def state_dict(self) -> dict[str, int | str]:
+        """Return the place as JSON values, and the settings of the packs."""
+        return {**_made_from(self.packs), "epoch": self.packs.epoch, "first_pack": self._handed_out}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to the place of `state`; UsageError where it speaks of other packs."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Move to the place of `state`; raise UsageError where it is of other packs."""
         expected = _made_from(self.packs)
+        # States of versions without `uneven` have packs shared out as `keep` does.
+        known = {"uneven": "keep", **state}
         different = [
-            f"{name} is {value}, was {state.get(name)}" for name, value in expected.items() if state.get(name) != value
+            f"{name} is {value}, was {known.get(name)}"
+            for name, value in expected.items()
+            if known.get(name) != value and not (name == "uneven" and self.packs.world_size == 1)
         ]
         if different:
             raise UsageError(
                 f"the state is one of other packs: {', '.join(different)}. Use the settings it was made with."
             )
-        self.packs.epoch, self.packs.first_pack = state["epoch"], state["first_pack"]
+        self.packs.epoch = state["epoch"]
+        self.packs.first_pack = self._handed_out = state["first_pack"]
 
 
 def pack_edges(lengths: NDArray[np.int64], token_budget: int) -> NDArray[np.int64]:
-    """Where packs begin when samples of these lengths are laid down in turn, and the end: (packs + 1,) places."""
+    """Return (packs + 1,) row offsets of packs that hold samples of these lengths in turn."""
     ends = np.cumsum(lengths)
     edges = [0]
     while edges[-1] < len(lengths):
@@ -143,7 +191,14 @@ def pack_edges(lengths: NDArray[np.int64], token_budget: int) -> NDArray[np.int6
     return np.array(edges, np.int64)
 
 
-def _made_from(packs: PackedDataset) -> dict[str, int]:
+def _shared_count(packs: int, world_size: int, uneven: Uneven) -> int:
+    """Return how many packs the ranks take in all, the padding's included."""
+    if uneven == "pad" and packs:
+        return math.ceil(packs / world_size) * world_size
+    return packs // world_size * world_size if uneven == "drop" else packs
+
+
+def _made_from(packs: PackedDataset) -> dict[str, int | str]:
     return {
         "samples": len(packs.dataset),
         "rows": int(packs.dataset.lengths.sum()),
@@ -151,6 +206,7 @@ def _made_from(packs: PackedDataset) -> dict[str, int]:
         "seed": packs.seed,
         "window": packs.window,
         "world_size": packs.world_size,
+        "uneven": packs.uneven,
     }
 
 

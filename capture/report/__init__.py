@@ -1,4 +1,4 @@
-"""Pictures of a captured folder, and in plain words what is unusual about it."""
+"""Figures of a captured folder, and in plain words what is unusual about it."""
 
 from .survey import Survey, survey
 from .verdict import Notice, notices

@@ -41,19 +41,19 @@ class DimensionSums:
         self._add_directions(rows)
 
     def variances(self) -> NDArray[np.float64]:
-        """(H,) variance of each dimension over the rows."""
+        """Return (H,) variance of each dimension over the rows."""
         return self._deviations / max(self.count, 1)
 
     def mean_abs(self) -> NDArray[np.float64]:
-        """(H,) mean absolute value of each dimension."""
+        """Return (H,) mean absolute value of each dimension."""
         return self._abs / max(self.count, 1)
 
     def constant(self) -> NDArray[np.int64]:
-        """The dimensions that have one value in all rows; none before there are two rows."""
+        """Return the dimensions that have one value in all rows; none before there are two rows."""
         return np.flatnonzero(self._low == self._high) if self.count > 1 else np.empty(0, np.int64)
 
     def pair_cosine(self) -> float:
-        """The mean cosine over all pairs of rows."""
+        """Return the mean cosine over all pairs of rows."""
         return mean_pair_cosine(self._directions, self._directed)
 
     def _add_directions(self, rows: Tensor) -> None:

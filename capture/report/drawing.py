@@ -1,4 +1,4 @@
-"""How a picture looks: colours for light and dark pages, axes without clutter, bytes of a PNG."""
+"""The look of a figure: colors for light and dark pages, plain axes, PNG bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBERS = FuncFormatter(lambda value, _: f"{value:,g}")
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours of a page; `main` and `accent` are of Okabe and Ito's set, which colour-blind eyes tell apart."""
+    """Colors of a page; `main` and `accent` are of Okabe and Ito's set, which color-blind eyes tell apart."""
 
     ink: str
     muted: str
@@ -38,8 +38,8 @@ DARK = Palette("#e6edf3", "#9aa4af", "#2b323b", "#14181d", "#56b4e9", "#e69f00")
 
 
 @contextmanager
-def colours(palette: Palette) -> Iterator[None]:
-    """Figures made inside have these colours."""
+def colors(palette: Palette) -> Iterator[None]:
+    """Figures made inside have these colors."""
     settings: dict[Any, Any] = {
         "figure.facecolor": palette.face, "axes.facecolor": palette.face, "text.color": palette.ink,
         "axes.edgecolor": palette.muted, "axes.labelcolor": palette.ink, "xtick.color": palette.muted,
@@ -58,7 +58,7 @@ def new_axes(height: float = HEIGHT) -> Axes:
 
 
 def png(axes: Axes) -> bytes:
-    """The picture as a PNG."""
+    """Return the figure as a PNG."""
     buffer = io.BytesIO()
     axes.figure.canvas.print_figure(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
@@ -74,7 +74,7 @@ def label_states(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def label_counts(axes: Axes, what: str, counted: str) -> Axes:
-    """Name the axes of a picture that counts things; returns them."""
+    """Name the axes of a figure that counts things; returns them."""
     axes.set_xlabel(what)
     axes.set_ylabel(counted)
     axes.yaxis.set_major_formatter(THOUSANDS)
@@ -84,5 +84,5 @@ def label_counts(axes: Axes, what: str, counted: str) -> Axes:
 
 
 def legend_above(axes: Axes) -> None:
-    """The legend in one line above the axes, where it hides nothing."""
+    """Draw the legend in one line above the axes."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=9, borderaxespad=0.3, handletextpad=0.4)

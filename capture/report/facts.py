@@ -1,11 +1,12 @@
-"""The report's tables: what the folder says of itself, and the numbers behind the pictures."""
+"""The report's tables: what the folder says of itself, and the numbers behind the figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..store import KeptMass, ShardDescription
 from .measures import percentiles, relative_sizes
 from .profile import StateProfile
 from .survey import Survey
@@ -21,11 +22,9 @@ def facts(survey: Survey) -> list[tuple[str, str]]:
     about = survey.about
     low, middle, high = percentiles(survey.lengths, (5, 50, 95))
     rows = [("folder", str(survey.path))]
-    rows += _model(about.get("model"), about.get("taps"))
-    if "store_dtype" in about:
-        rows.append(
-            ("rows stored in", f"{about['store_dtype']}, computed in {about.get('compute_dtype')}, {about.get('mode')}")
-        )
+    rows += _model(about)
+    if about.store_dtype is not None:
+        rows.append(("rows stored in", f"{about.store_dtype}, computed in {about.compute_dtype}, {about.mode}"))
     rows.append(
         (
             "samples",
@@ -38,6 +37,8 @@ def facts(survey: Survey) -> list[tuple[str, str]]:
     rows.append(("rejected", f"{survey.rejects.total():,} input rows"))
     if survey.truncated is not None:
         rows.append(("truncated", f"{survey.truncated:,} samples"))
+    if survey.top_logits is not None:
+        rows.append(("top logits", _kept(survey.top_logits)))
     if survey.seals is not None:
         rows.append(("speed", f"{survey.seals.rows[-1] / survey.seals.seconds[-1]:,.0f} rows/s, pauses included"))
     if survey.sampled is not None and len(survey.sampled.top_differences):
@@ -46,7 +47,7 @@ def facts(survey: Survey) -> list[tuple[str, str]]:
 
 
 def layer_table(survey: Survey) -> list[tuple[str, ...]]:
-    """One row per state, as text, under `LAYER_TABLE_HEAD`."""
+    """Return one row per state, as text, under `LAYER_TABLE_HEAD`."""
     profile = survey.profile
     nexts = [percentiles(pair.cosines[~profile.first], (50,))[0] for pair in profile.pairs]
     rows = []
@@ -60,19 +61,21 @@ def layer_table(survey: Survey) -> list[tuple[str, ...]]:
     return rows
 
 
-def _model(model: Any, taps: Any) -> list[tuple[str, str]]:
-    rows = []
-    if isinstance(model, Mapping):
+def _model(about: ShardDescription) -> list[tuple[str, str]]:
+    model, taps, rows = about.model, about.taps, []
+    if model:
         rows.append(("model", f"{model.get('id')} ({model.get('class')})"))
-    if isinstance(taps, Mapping) and taps.get("layer_ids"):
-        ids = _some(taps["layer_ids"])
-        rows.append(
-            (
-                "layers",
-                f"{ids} of {taps.get('num_hidden_layers')} ({taps.get('convention')}), H = {taps.get('hidden_size')}",
-            )
-        )
+    if taps is not None and taps.layer_ids:
+        rows.append(("layers", f"{_some(taps.layer_ids)} of {taps.n} ({taps.convention}), H = {taps.H}"))
     return rows
+
+
+def _kept(mass: KeptMass) -> str:
+    low, middle, high = (100 * mass.quantiles[share] for share in ("0.05", "0.5", "0.95"))
+    return (
+        f"hold {100 * mass.mean:.1f} % of the probability on average, {middle:.1f} % in the median row, {low:.1f} to "
+        f"{high:.1f} % in nine of ten rows"
+    )
 
 
 def _agreement(differences: NDArray[np.float32]) -> str:
@@ -82,7 +85,7 @@ def _agreement(differences: NDArray[np.float32]) -> str:
 
 
 def _some(ids: Sequence[Any]) -> str:
-    """All of few ids, and the ends of many."""
+    """Return all of few ids, and the ends of many."""
     shown = list(map(str, ids))
     return ", ".join(shown if len(shown) <= 12 else [*shown[:3], "...", shown[-1]])
 

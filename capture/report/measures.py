@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def row_norms(rows_TH: Tensor) -> NDArray[np.float64]:
-    """(T,) Euclidean length of each row, added up in float64: squares of large bfloat16 values leave float32's range."""
+    """Return (T,) Euclidean length of each row, added up in float64: squares of large bfloat16 values leave float32's range."""
     norms: NDArray[np.float64] = torch.linalg.vector_norm(rows_TH, dim=-1, dtype=torch.float64).numpy()
     return norms
 
 
 def row_cosines(one_TH: Tensor, other_TH: Tensor) -> NDArray[np.float64]:
-    """(T,) cosine between the rows of two states; NaN where a row is all zero or not finite."""
+    """Return (T,) cosine between the rows of two states; NaN where a row is all zero or not finite."""
     lengths = row_norms(one_TH) * row_norms(other_TH)
     dots = (one_TH.double() * other_TH.double()).sum(-1).numpy()
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -23,7 +23,7 @@ def row_cosines(one_TH: Tensor, other_TH: Tensor) -> NDArray[np.float64]:
 
 
 def equal_rows(one_TH: Tensor, other_TH: Tensor) -> NDArray[np.bool_]:
-    """(T,) whether both states have the same values in a row."""
+    """Return (T,) whether both states have the same values in a row."""
     return (one_TH == other_TH).all(-1).numpy()
 
 
@@ -47,7 +47,7 @@ def percentiles(values: ArrayLike, at: Sequence[float]) -> tuple[float, ...]:
 
 
 def group_medians(values_N: NDArray[np.float64], group_N: NDArray[np.int64], groups: int) -> NDArray[np.float64]:
-    """(groups,) median of the values of each group; NaN for a group without values."""
+    """Return (groups,) median of the values of each group; NaN for a group without values."""
     order = np.argsort(group_N, kind="stable")
     cuts = np.searchsorted(group_N[order], np.arange(1, groups))
     parts = np.split(values_N[order], cuts)
@@ -55,20 +55,20 @@ def group_medians(values_N: NDArray[np.float64], group_N: NDArray[np.int64], gro
 
 
 def group_shares(marks_N: NDArray[np.uint8], group_N: NDArray[np.int64], groups: int) -> NDArray[np.float64]:
-    """(groups,) share of marked entries of each group; NaN for a group without entries."""
+    """Return (groups,) share of marked entries of each group; NaN for a group without entries."""
     counts = np.bincount(group_N, minlength=groups)
     marked = np.bincount(group_N, weights=marks_N, minlength=groups)
     return np.where(counts > 0, marked / np.maximum(counts, 1), np.nan)
 
 
 def relative_sizes(mean_abs_H: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(H,) mean size of each dimension over that of the median dimension; NaN where that is 0."""
+    """Return (H,) mean size of each dimension over that of the median dimension; NaN where that is 0."""
     middle = float(np.median(mean_abs_H)) if len(mean_abs_H) else 0.0
     return mean_abs_H / middle if middle > 0 else np.full(len(mean_abs_H), np.nan)
 
 
 def mean_pair_cosine(direction_sum_H: NDArray[np.float64], count: int) -> float:
-    """The mean cosine over all pairs of `count` unit vectors that add up to this one; NaN for fewer than two."""
+    """Return the mean cosine over all pairs of `count` unit vectors that add up to this one; NaN for fewer than two."""
     if count < 2:
         return float("nan")
     return float((direction_sum_H @ direction_sum_H - count) / (count * (count - 1)))

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from html import escape
 
 from .facts import LAYER_TABLE_HEAD, facts, layer_table
+from .figures import Figure
 from .page_style import STYLE
-from .pictures import Picture
 from .survey import Survey
 from .verdict import Notice, headline
 
 
-def page(survey: Survey, found: Sequence[Notice], pictures: Sequence[Picture]) -> str:
-    """The whole page: verdict, facts, pictures, numbers."""
+def page(survey: Survey, found: Sequence[Notice], figures: Sequence[Figure]) -> str:
+    """Return the whole page: verdict, facts, figures, numbers."""
     title = f"Report of {survey.path.resolve().name}"
     parts = [
         f"<h1>{escape(title)}</h1>",
         _verdict(survey, found),
         _facts(survey),
-        *(_figure(picture) for picture in pictures),
+        *(_figure(figure) for figure in figures),
         _numbers(survey),
     ]
     return _PAGE.format(title=escape(title), style=STYLE, body="\n".join(parts))
@@ -57,12 +57,12 @@ def _facts(survey: Survey) -> str:
     return f'<table class="facts">{rows}</table>'
 
 
-def _figure(picture: Picture) -> str:
-    caption = escape(picture.caption)
+def _figure(figure: Figure) -> str:
+    caption = escape(figure.caption)
     return (
-        f'<figure id="{picture.name}"><h2>{escape(picture.title)}</h2><picture>'
-        f'<source media="(prefers-color-scheme: dark)" srcset="{_data(picture.dark)}">'
-        f'<img src="{_data(picture.light)}" alt="{escape(picture.title)}: {caption}"></picture>'
+        f'<figure id="{figure.name}"><h2>{escape(figure.title)}</h2><picture>'
+        f'<source media="(prefers-color-scheme: dark)" srcset="{_data(figure.dark)}">'
+        f'<img src="{_data(figure.light)}" alt="{escape(figure.title)}: {caption}"></picture>'
         f"<figcaption>{caption}</figcaption></figure>"
     )
 

@@ -1,4 +1,4 @@
-"""How the page looks, in light and dark."""
+"""The style of the page, in light and dark."""
 
 STYLE = """\
 :root {

@@ -1,4 +1,4 @@
-"""What the rows of each stored state look like, and how each state differs from the one before it."""
+"""Statistics of the rows of each stored state, and of its difference from the state before it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..store import StoredState
 from .dimensions import DimensionSums
 from .measures import equal_rows, repeats, row_cosines, row_norms
 from .reading import Chunk
-from .states import State, rows_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class StateProfile:
     keep a few very large values, and rows that are not finite.
     """
 
-    state: State
+    state: StoredState
     norms: NDArray[np.float64]
     non_finite: int
     all_zero: int
@@ -39,14 +39,14 @@ class StateProfile:
 
 @dataclass(frozen=True, eq=False)
 class PairProfile:
-    """Two neighbouring states, row by row.
+    """Two neighboring states, row by row.
 
     cosines: (N,) float64. equal: rows with equal values in both, first rows left out: beside very large values there,
     what a layer adds can be lost in rounding.
     """
 
-    before: State
-    after: State
+    before: StoredState
+    after: StoredState
     cosines: NDArray[np.float64]
     equal: int
 
@@ -69,7 +69,7 @@ class RowProfile:
 class _StateScan:
     """Collects one `StateProfile`."""
 
-    def __init__(self, state: State, rows: int) -> None:
+    def __init__(self, state: StoredState, rows: int) -> None:
         self.state = state
         self._norms = np.empty(rows)
         self._non_finite = self._all_zero = self._repeated = 0
@@ -98,7 +98,7 @@ class _StateScan:
 class _PairScan:
     """Collects one `PairProfile`."""
 
-    def __init__(self, before: State, after: State, rows: int) -> None:
+    def __init__(self, before: StoredState, after: StoredState, rows: int) -> None:
         self.before, self.after = before, after
         self._cosines = np.empty(rows)
         self._equal = 0
@@ -118,7 +118,7 @@ class RowScan:
     that the next chunk does not fit into, and memory would grow by 30 MB a chunk (measured with glibc).
     """
 
-    def __init__(self, states: Sequence[State], rows: int) -> None:
+    def __init__(self, states: Sequence[StoredState], rows: int) -> None:
         self._states = [_StateScan(state, rows) for state in states]
         self._pairs = [_PairScan(one, other, rows) for one, other in pairwise(states)]
         self._sample = np.empty(rows, np.int64)
@@ -137,7 +137,7 @@ class RowScan:
         self._done = place.stop
 
     def profile(self) -> RowProfile:
-        """What was found, once all rows were added."""
+        """Return the profile of all rows added so far."""
         return RowProfile(
             tuple(scan.profile() for scan in self._states),
             tuple(scan.profile() for scan in self._pairs),
@@ -150,7 +150,7 @@ class RowScan:
         ids, first = chunk.columns.get("input_ids"), torch.from_numpy(chunk.first)
         before: Tensor | None = None
         for number, scan in enumerate(self._states):
-            rows = rows_of(scan.state, chunk.columns)
+            rows = scan.state.rows(chunk.columns).to(torch.float32)
             scan.add(place, rows, ids, first)
             if before is not None:
                 self._pairs[number - 1].add(place, before, rows, first)

@@ -1,4 +1,4 @@
-"""Which rows a report reads, and how they come: whole samples, spread evenly, in chunks of bounded size."""
+"""The rows that a report reads: whole samples, spread evenly, in chunks of bounded size."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ CHUNK_BYTES = 16 << 20
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Neighbouring rows of one shard.
+    """Neighboring rows of one shard.
 
     columns: (T, ...) of every row column. sample: (T,) int64, which of the samples read a row belongs to.
     first: (T,) bool, whether it is the first row of its sample.
@@ -28,7 +28,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a sample that was read lies."""
+    """The place of a sample that was read."""
 
     shard: Shard
     position: int
@@ -41,7 +41,7 @@ class Place:
 
 
 def chosen(shards: Sequence[Shard], max_rows: int) -> list[Place]:
-    """Every k-th sample, in the order of the files; k is the smallest for which about `max_rows` rows are read.
+    """Return every k-th sample in file order, with the smallest k that reads about `max_rows` rows.
 
     Shards keep their samples by length, so that every k-th one has all lengths in their proportions.
     """
@@ -56,12 +56,12 @@ def chosen(shards: Sequence[Shard], max_rows: int) -> list[Place]:
 
 
 def rows_in(places: Sequence[Place]) -> int:
-    """How many rows these samples have."""
+    """Return how many rows these samples have."""
     return sum(stop - start for start, stop in (place.shard.row_range(place.position) for place in places))
 
 
 def chunks(places: Sequence[Place]) -> Iterator[Chunk]:
-    """The rows of these samples, in order; each shard is open only while it is read."""
+    """Yield the rows of these samples, in order; each shard is open only while it is read."""
     start = 0
     while start < len(places):
         shard = places[start].shard
@@ -91,6 +91,6 @@ def _chunks_of(shard: Shard, positions: list[int], number: int) -> Iterator[Chun
 
 
 def _stretches(positions: list[int]) -> Iterator[tuple[int, int]]:
-    """Index of the first and last of each run of neighbours."""
+    """Yield the first and last index of each run of adjacent positions."""
     breaks = np.flatnonzero(np.diff(positions) != 1).tolist()
     yield from zip([0, *(place + 1 for place in breaks)], [*breaks, len(positions) - 1], strict=True)

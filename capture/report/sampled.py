@@ -1,4 +1,4 @@
-"""What generation recorded beside the hidden states: sampling supports and log-probabilities."""
+"""Statistics of what generation recorded: sampling supports and log-probabilities."""
 
 from dataclasses import dataclass
 
@@ -54,7 +54,7 @@ class SampledScan:
         self._recorded |= not columns.keys().isdisjoint(("sampling_mask_lengths", "logprobs", "sampling_logprobs"))
 
     def profile(self) -> SampledProfile | None:
-        """What was found, once all rows were added; None where nothing was recorded."""
+        """Return the profile of all rows added so far; None if nothing was recorded."""
         if not self._recorded:
             return None
         both = np.isfinite(self._of_model) & np.isfinite(self._of_sampler)
@@ -68,7 +68,7 @@ class SampledScan:
 
 
 def top_differences(columns: dict[str, Tensor]) -> Tensor:
-    """(T,) |logprobs - (topk_logits - topk_logsumexp)|, NaN where the sampled token is not among the k stored ones."""
+    """Return (T,) |logprobs - (topk_logits - topk_logsumexp)|, NaN where the sampled token is not among the k stored ones."""
     wanted = columns["output_ids"][:, None]
     hits = (columns["topk_ids"] == wanted) & (wanted >= 0)
     from_top = columns["topk_logits"] - columns["topk_logsumexp"][:, None]

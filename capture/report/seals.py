@@ -1,4 +1,4 @@
-"""When shards were sealed, from their files' own times."""
+"""Times at which shards were sealed, from their files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,17 +1,17 @@
-"""One pass over a captured folder: everything that the pictures and the verdict are made of."""
+"""One pass over a captured folder: everything that the figures and the verdict are made of."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...models.errors import RunError, UsageError
-from ..progress import Progress, Silent, Work
-from ..store import Manifest, OutputFolder, Plan, Reject, Shard
+from ..progress import Done, Progress, Silent, Work
+from ..store import KeptMass, Manifest, OutputFolder, Plan, Reject, Shard, ShardDescription, kept_mass
+from ..store.diskio import require_folder
 from .profile import RowProfile, RowScan
 from .reading import Place, chosen, chunks, rows_in
 from .sampled import SampledProfile, SampledScan
@@ -23,18 +23,21 @@ MAX_ROWS = 65_536
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What a folder holds.
+    """All that a report needs of a folder.
 
     about: what its first shard says of model, taps and mode. complete: whether the capture is; None where no manifest says.
+    way_on: what to do about an incomplete folder, in one sentence.
     rows: (all) its rows. nbytes: of its shards. lengths: (M,) int64, rows of every sample.
     places: the samples whose rows were read, all or evenly spread ones. profile, sampled: what was measured on these.
+    warnings: samples by warning code, as the plan counted them, with the place of the first one ("" where it is not known).
     truncated: samples that were cut, None where no plan says. max_length: most tokens of a sample, None where not known.
     rejects: rejected input rows by reason. broken: what is wrong with shards that cannot be read.
     seals: rows over time, None where the files do not tell.
+    top_logits: probability that the stored top logits of a row hold together, None where none are stored.
     """
 
     path: Path
-    about: dict[str, Any]
+    about: ShardDescription
     complete: bool | None
     rows: int
     nbytes: int
@@ -42,15 +45,18 @@ class Survey:
     places: tuple[Place, ...]
     profile: RowProfile
     sampled: SampledProfile | None
+    warnings: dict[str, tuple[int, str]]
     truncated: int | None
     max_length: int | None
     rejects: Counter[str]
     broken: tuple[str, ...]
     seals: Seals | None
+    top_logits: KeptMass | None = None
+    way_on: str = ""
 
     @property
     def read_all(self) -> bool:
-        """Whether every sample's rows were read."""
+        """Return whether every sample's rows were read."""
         return len(self.places) == len(self.lengths)
 
     @property
@@ -65,9 +71,8 @@ def survey(path: Path, *, max_rows: int = MAX_ROWS, progress: Progress | None = 
     Memory: a few copies of one chunk (16 MiB), 8 bytes per sample, and 16 bytes per row and state of what is read.
     Raises UsageError where there is no sealed shard or no sample, RunError where shards hold different columns.
     """
-    if not path.is_dir():
-        raise UsageError(f"{path} is not there; expected the folder of a capture.")
     folder = OutputFolder(path)
+    require_folder(path, "the folder of a capture")
     sealed = folder.sealed_shards()
     shards = [sealed.shards[index] for index in sorted(sealed.shards)]
     _require_alike(path, shards)
@@ -79,24 +84,28 @@ def survey(path: Path, *, max_rows: int = MAX_ROWS, progress: Progress | None = 
     for chunk in chunks(places):
         rows.add(chunk)
         sampled.add(chunk)
-        progress.advanced(len(chunk.sample))
-    plan = Plan(folder.plan) if (folder.plan / "plan.json").exists() else None
-    about = shards[0].metadata
+        progress.advanced(Done(len(chunk.sample)))
+    plan = Plan(folder.plan) if folder.has_plan else None
+    about = shards[0].description
+    manifest = Manifest.read(folder.manifest_path) if folder.manifest_path.exists() else None
     return Survey(
         path=path,
         about=about,
-        complete=Manifest.read(folder.manifest_path).complete if folder.manifest_path.exists() else None,
+        complete=None if manifest is None else manifest.complete,
         rows=sum(shard.R for shard in shards),
         nbytes=sum(shard.nbytes for shard in shards),
         lengths=np.concatenate([np.diff(shard.row_offsets) for shard in shards]),
         places=tuple(places),
         profile=rows.profile(),
         sampled=sampled.profile(),
+        warnings=_warnings(plan),
         truncated=int(np.count_nonzero(plan.truncated_from)) if plan else None,
         max_length=_max_length(about),
         rejects=_rejects(folder, plan, shards),
         broken=tuple(str(error) for error in sealed.broken.values()),
         seals=seals(shards, folder.plan / "plan.json"),
+        top_logits=kept_mass(shards),
+        way_on="" if manifest is None else manifest.way_on,
     )
 
 
@@ -112,10 +121,16 @@ def _require_alike(path: Path, shards: Sequence[Shard]) -> None:
             )
 
 
-def _max_length(about: dict[str, Any]) -> int | None:
-    tokenisation = about.get("tokenisation")
-    found = tokenisation.get("max_length") if isinstance(tokenisation, dict) else None
+def _max_length(about: ShardDescription) -> int | None:
+    found = about.tokenisation.get("max_length")
     return found if isinstance(found, int) else None
+
+
+def _warnings(plan: Plan | None) -> dict[str, tuple[int, str]]:
+    if plan is None:
+        return {}
+    first = plan.extra.first_warning
+    return {code: (count, first.get(code, "")) for code, count in plan.extra.warnings.items()}
 
 
 def _rejects(folder: OutputFolder, plan: Plan | None, shards: Sequence[Shard]) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""What is unusual about a folder, in plain words.
+"""Anomalies of a folder, in plain words.
 
 Each rule is silent about what ordinary models and data do: very large values at a sample's first token, a few large
 dimensions, norms that grow with depth. Its threshold stands beside it.
@@ -28,6 +28,7 @@ UNSUPERVISED_SHARE = 0.05
 REJECT_SHARE = 0.05
 LOGPROB_ERROR = 1e-2
 SUPPORT_UNKNOWN_SHARE = 0.01
+TOP_LOGITS_SHARE = 0.9
 _SHOWN = 5
 
 
@@ -51,7 +52,7 @@ def notices(survey: Survey) -> list[Notice]:
 
 
 def headline(found: list[Notice]) -> str:
-    """The verdict in one line."""
+    """Return the verdict in one line."""
     if not found:
         return "Nothing unusual."
     wrong = sum(notice.weight == "wrong" for notice in found)
@@ -73,7 +74,7 @@ def _incomplete(survey: Survey) -> Iterator[Notice]:
         yield Notice(
             "look",
             f"The capture is not complete: {len(survey.lengths):,} samples are sealed so far.",
-            "The same capture command goes on with it. What follows speaks of the sealed samples.",
+            f"{survey.way_on} What follows speaks of the sealed samples.",
         )
 
 
@@ -147,8 +148,9 @@ def _equal_states(survey: Survey) -> Iterator[Notice]:
 
 
 def _one_place(pair: PairProfile) -> bool:
-    """Whether both states were read at one boundary, as the last layer's output and the norm's input mostly are."""
-    return pair.before.boundary is not None and pair.before.boundary == pair.after.boundary
+    """Return whether both states were read at one boundary, as the last layer's output and the norm's input mostly are."""
+    same = pair.before.boundary == pair.after.boundary and not pair.after.normed
+    return pair.before.boundary is not None and same
 
 
 def _norm_jumps(survey: Survey) -> Iterator[Notice]:
@@ -220,6 +222,16 @@ def _loss_mask(survey: Survey) -> Iterator[Notice]:
         )
 
 
+def _warnings(survey: Survey) -> Iterator[Notice]:
+    for code, (count, first) in survey.warnings.items():
+        yield Notice(
+            "look",
+            f"{_of(count, len(survey.lengths))} samples have the warning {code}"
+            + (f", first {first}." if first else "."),
+            "docs/rows.md says what it means; `hiddentap audit --strict` names such rows.",
+        )
+
+
 def _rejects(survey: Survey) -> Iterator[Notice]:
     count = survey.rejects.total()
     total = count + len(survey.lengths)
@@ -272,7 +284,18 @@ def _of(count: int, total: int) -> str:
     return f"{count:,} of {total:,} ({share:.1f} %)" if share >= 0.05 else f"{count:,} of {total:,}"
 
 
+def _top_logits(survey: Survey) -> Iterator[Notice]:
+    mass = survey.top_logits
+    if mass is not None and mass.mean < TOP_LOGITS_SHARE:
+        yield Notice(
+            "look",
+            f"The stored top logits hold {mass.mean:.1%} of the probability, on average.",
+            "A trainer that distils from them never sees the rest. Capture with a larger --top-logits, or use the head: stored "
+            "rows give the whole distribution.",
+        )
+
+
 _RULES: tuple[Callable[[Survey], Iterator[Notice]], ...] = (
     _unreadable, _incomplete, _bad_values, _repeated_rows, _equal_states, _same_direction, _constant_dimensions,
-    _norm_jumps, _lengths, _loss_mask, _rejects, _supports, _logprobs,
+    _norm_jumps, _lengths, _loss_mask, _warnings, _rejects, _supports, _logprobs, _top_logits,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which samples share a shard and where their rows lie in it: a function of the token lengths alone."""
+"""The assignment of samples to shards and rows: a function of the token lengths alone."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...models.errors import UsageError
-from .samples import edges
+from .samples import edges, ragged_index
 
 if TYPE_CHECKING:
     from .shard import Shard
@@ -18,20 +18,20 @@ _SHARD_NAME = re.compile(r"shard-(\d{6,})\.safetensors")
 
 
 def shard_name(index: int) -> str:
-    """The file name of shard `index`."""
+    """Return the file name of shard `index`."""
     return f"shard-{index:06d}.safetensors"
 
 
 def shard_index(name: str) -> int | None:
-    """The index in the file name of a sealed shard; None for any other name."""
+    """Return the index in the file name of a sealed shard; None for any other name."""
     found = _SHARD_NAME.fullmatch(name)
     return int(found.group(1)) if found else None
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedShard:
-    """The fixed content of one shard: its samples ordered by (length, input order), so neighbours are of near-equal
-    length and any batch of neighbours is one range of rows.
+    """The fixed content of one shard: its samples ordered by (length, input order), so neighbors are of near-equal
+    length and any batch of neighbors is one range of rows.
 
     sample_index: (M,) int64, place in the plan; lengths: (M,) int64, rows of each, at least 1.
     row_offsets: (M+1,) int64; sample j owns rows row_offsets[j] .. row_offsets[j+1].
@@ -58,11 +58,16 @@ class PlannedShard:
 
     @property
     def name(self) -> str:
-        """The file's name."""
+        """Return the file's name."""
         return shard_name(self.index)
 
+    def rows_of(self, places: Sequence[int]) -> NDArray[np.int64]:
+        """Return (r,) int64: the rows of the samples at `places`, in that order."""
+        kept = np.asarray(places, np.int64)
+        return ragged_index(self.row_offsets[kept], self.lengths[kept])
+
     def is_held_by(self, shard: "Shard") -> bool:
-        """Whether the sealed shard's samples, with those it rejected, are these, in this order and of these lengths."""
+        """Return whether the sealed shard's samples, with those it rejected, are these, in this order and of these lengths."""
         rejected = np.array([reject.sample_index for reject in shard.rejects], np.int64)
         gone = np.isin(self.sample_index, rejected)
         return (
@@ -110,7 +115,7 @@ class Assignment(Sequence[PlannedShard]):
 
 
 def plan_shards(lengths: NDArray[np.int32] | Sequence[int], shard_rows: int) -> Assignment:
-    """The shards of samples with these token lengths, in input order."""
+    """Return the shards of samples with these token lengths, in input order."""
     return Assignment(np.asarray(lengths, np.int32), shard_rows)
 
 

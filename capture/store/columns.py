@@ -6,27 +6,30 @@ from dataclasses import dataclass
 import torch
 
 from ...models.errors import UsageError
+from ...models.safetensors_dtypes import DTYPES as SAFETENSORS_DTYPES
 
-FORMAT_VERSION = 1
-
-DTYPE_NAMES: dict[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+# Every one holds whole entries: no two share a byte.
+DTYPES: dict[str, torch.dtype] = {
+    name: SAFETENSORS_DTYPES[name]
+    for name in [
+        "F64",
+        "F32",
+        "F16",
+        "BF16",
+        "F8_E4M3",
+        "F8_E5M2",
+        "I64",
+        "I32",
+        "I16",
+        "I8",
+        "U64",
+        "U32",
+        "U16",
+        "U8",
+        "BOOL",
+    ]
 }
-DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 ROWS = "rows"
 SAMPLING_MASK = "sampling_mask"
@@ -63,7 +66,7 @@ class Column:
 
 
 def item_bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor of this dtype and shape."""
+    """Return the bytes of a tensor of this dtype and shape."""
     count = 1
     for size in shape:
         count *= size
@@ -71,24 +74,40 @@ def item_bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
 
 
 def capture_columns(
-    K: int, H: int, dtype: torch.dtype, *, pre_norm: bool = False, post_norm: bool = False, is_text: bool = False
+    K: int,
+    H: int,
+    dtype: torch.dtype,
+    *,
+    norm_size: int | None = None,
+    pre_norm: bool = False,
+    post_norm: bool = False,
+    is_text: bool = False,
 ) -> tuple[Column, ...]:
-    """The columns of an offline capture: aux_hidden_states (R, K, H), the norm states asked for, ids and loss mask."""
+    """Return the columns of an offline capture: aux_hidden_states (R, K, H), the norm states asked for, ids and loss mask.
+
+    norm_size: width of the norm states; None: H.
+    """
+    norm = (norm_size or H,)
     columns = [Column("aux_hidden_states", dtype, (K, H))]
     if pre_norm:
-        columns.append(Column("pre_norm", dtype, (H,)))
+        columns.append(Column("pre_norm", dtype, norm))
     if post_norm:
-        columns.append(Column("post_norm", dtype, (H,)))
+        columns.append(Column("post_norm", dtype, norm))
     columns += [Column("input_ids", torch.int32), Column("loss_mask", torch.uint8)]
     if is_text:
         columns.append(Column("is_text", torch.uint8))
     return tuple(columns)
 
 
+# Why an answer ended, told by the row that its last token was sampled from; 0 in every other row.
+FINISH = "finish_reasons"
+FINISH_REASONS = ("none", "stop_token", "stop_string", "length", "abort", "refused")
+
+
 def generation_columns(
     *, sampling_logprobs: bool = False, logprobs: bool = False, sampling_masks: bool = False, topk: int = 0
 ) -> tuple[Column, ...]:
-    """The columns that generation adds: output_ids, and those asked for; `topk` is how many logits a row keeps."""
+    """Return the columns that generation adds: output_ids, and those asked for; `topk` is how many logits a row keeps."""
     columns = [Column("output_ids", torch.int32)]
     if sampling_logprobs:
         columns.append(Column("sampling_logprobs", torch.float32))

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from ...models.errors import RunError, UsageError
+from .columns import FINISH, FINISH_REASONS
+from .description import ShardDescription
 from .errors import ShardError
 from .folder import OutputFolder
 from .manifest import Manifest
@@ -26,27 +28,41 @@ class CapturedDataset(Dataset[dict[str, Any]]):
     """The captured samples of an output folder, or of one shard file.
 
     `[i]` is a dict: input_ids (S,) int64, loss_mask (S,) uint8, aux_hidden_states (S, K, H), every other column that is
-    there (pre_norm and post_norm (S, H), output_ids (S,), ...), sample_id and source as text, line. Rejected samples
+    there (pre_norm and post_norm (S, H), output_ids (S,), ...), sample_id and source as text, line; of a generation the
+    finish_reason too: stop_token, stop_string, length (the answer was cut), abort or refused. Rejected samples
     have no place; the others keep their input order. Tensors own their memory. Works in DataLoader workers, forked or
     spawned. Keeps 32 bytes per sample in memory and at most 128 files open.
 
     Args:
+        path: the folder, or the shard file.
         allow_incomplete: take the sealed shards of a capture that is still running or was stopped, all of which must be whole.
+        check: verify the checksums of every sample that is read; ShardError where its bytes changed on disk. It costs a
+            quarter (H = 4096) to six tenths (H = 576) of a loader's time, so it is off: `hiddentap verify` checks all.
 
     Attributes:
         places: which shard each sample is in, and where.
 
     Raises:
+        UsageError: there is no such path, or it is a folder that no capture filled.
         RunError: an incomplete capture otherwise; `ShardError` for a damaged shard.
+
+    Example:
+        >>> dataset = CapturedDataset("OUT")
+        >>> len(dataset), dataset[0]["sample_id"], dataset[0]["aux_hidden_states"].shape
+        (5, 'a', torch.Size([53, 3, 32]))
+        >>> batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=2, collate_fn=dataset.collate)))
+        >>> batch["aux_hidden_states"].shape, batch["lengths"]
+        (torch.Size([2, 53, 3, 32]), tensor([53, 30]))
     """
 
-    def __init__(self, path: str | Path, *, allow_incomplete: bool = False) -> None:
+    def __init__(self, path: str | Path, *, allow_incomplete: bool = False, check: bool = False) -> None:
         self.path = Path(path)
+        self.check = check
         self.places = SamplePlaces(_open_shards(self.path, allow_incomplete))
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """(M,) int64: rows of each sample."""
+        """Return (M,) int64: rows of each sample."""
         return self.places.lengths
 
     def __len__(self) -> int:
@@ -54,8 +70,10 @@ class CapturedDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         shard, position = self.places.locate(index)
-        item: dict[str, Any] = dict(shard.sample(position))
+        item: dict[str, Any] = dict(shard.sample(position, check=self.check))
         item["input_ids"] = item["input_ids"].long()
+        if FINISH in item:
+            item["finish_reason"] = FINISH_REASONS[int(item.pop(FINISH)[-1])]
         item["sample_id"] = shard.samples.id(position)
         item["source"] = shard.samples.source(position)
         item["line"] = int(shard.samples.line[position])
@@ -63,12 +81,17 @@ class CapturedDataset(Dataset[dict[str, Any]]):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the first shard says about model, taps and mode; {} without shards."""
+        """Return the first shard's record of model, taps and mode; {} without shards."""
         shards = self.places.shards
         return shards[0].metadata if shards else {}
 
+    @property
+    def description(self) -> ShardDescription:
+        """Return `metadata` as a description of the rows."""
+        return ShardDescription.from_json(self.metadata)
+
     def index_of(self, sample_id: str) -> int:
-        """The index of the sample with this id.
+        """Return the index of the sample with this id.
 
         Raises KeyError if no captured sample has it, UsageError if several have, saying how many.
         """
@@ -84,7 +107,7 @@ class CapturedDataset(Dataset[dict[str, Any]]):
 
     @staticmethod
     def collate(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Items -> one batch, padded on the right to the longest.
+        """Return one batch of `items`, padded on the right to the longest.
 
         Row tensors become (B, S, ...), padded with 0 (-1 where -1 means absent); added: lengths (B,) int64 and
         attention_mask (B, S) int64. Text, lines and the flat sampling-mask ids stay lists.
@@ -123,6 +146,7 @@ def _open_shards(path: Path, allow_incomplete: bool) -> list[Shard]:
     if path.is_file():
         return [open_and_close(path)]
     folder = OutputFolder(path)
+    folder.require_capture()
     if allow_incomplete:
         found = folder.sealed_shards()
         for error in found.broken.values():
@@ -132,11 +156,15 @@ def _open_shards(path: Path, allow_incomplete: bool) -> list[Shard]:
         return list(found.shards.values())
     manifest = Manifest.read(folder.manifest_path)
     if not manifest.complete:
+        captured = sum(shard.M for shard in folder.sealed_shards().shards.values())
         raise RunError(
-            f"{path}: the capture is not complete ({manifest.counts.get('captured')} samples so far). "
-            "Finish it by running it again, or pass allow_incomplete=True to read what is there."
+            f"{path}: the capture is not complete ({captured} samples so far). {manifest.way_on} Or pass allow_incomplete=True "
+            "to read what is there."
         )
-    return [open_and_close(path / entry.file) for entry in manifest.shards]
+    contradictions = manifest.contradictions()
+    if contradictions:
+        raise RunError(f"{folder.manifest_path}: {'; '.join(contradictions)}; see `hiddentap verify`.")
+    return manifest.open_shards(path)
 
 
 def _padded(rows: list[torch.Tensor], value: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import stat
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,118 +14,231 @@ import numpy as np
 import torch
 
 from ...models.errors import RunError, UsageError
-from .errors import DiskFullError, ShardError
+from .errors import DiskFullError, FileAccessError, ShardError
 
 COPY_BYTES = 4 << 20
 # So much is written before the disk is told to begin with it: its work is then done beside ours, and little is left for the seal.
 WRITE_BACK_BYTES = 64 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FILES = "Raise the limit on open files (`ulimit -n`) and run again."
+_SERVER = "The file server lost or refuses it: see that its folder is mounted, then run again."
+_RIGHTS = "See who owns it and what its permissions are (`ls -l`), then run again."
+_DEVICE = (
+    "The disk or the way to it fails: look at the system's log (`dmesg`) before running again; what is on disk is kept."
+)
+_ADVICE = {
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.ESTALE: _SERVER,
+    errno.ETIMEDOUT: _SERVER,
+    errno.ENOTCONN: _SERVER,
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: "Its file system is mounted read-only; choose another folder.",
+    errno.EIO: _DEVICE,
+}
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 @contextmanager
-def full_disk_explained(path: Path, needed: int) -> Iterator[None]:
-    """Turn "no space left", "over quota" and "file too large" into a DiskFullError for `needed` bytes at `path`."""
+def naming(path: Path, doing: str, needed: int = 1) -> Iterator[None]:
+    """Name `path` in what the system says inside the block: an OSError becomes what `file_error` makes of it."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        stats = os.statvfs(path.parent)
-        free = stats.f_bavail * stats.f_frsize
-        raise DiskFullError(
-            f"no room for {path.name} in {path.parent}: {needed} bytes needed, {free} free ({error.strerror}). "
-            "Make room or raise the quota, then run again: sealed shards are kept."
-        ) from error
+        raise file_error(path, doing, error, needed) from error
 
 
-def require_no_dangling_link(path: Path) -> None:
-    """Raise UsageError where `path` or a folder on the way to it is a link to nothing: no folder can be made there."""
+def file_error(path: Path, doing: str, error: OSError, needed: int = 1) -> RunError:
+    """Return the error about `path` with the system's message and what to do.
+
+    Args:
+        doing: what was tried, as "opened", "read" or "written".
+        needed: bytes that the file was to have, for a full disk.
+
+    Returns:
+        DiskFullError for "no space left", "over quota" and "file too large", else FileAccessError.
+    """
+    if error.errno in _FULL:
+        return DiskFullError(
+            f"no room for {path.name} in {path.parent}: {needed} bytes needed, {_free(path.parent)} free "
+            f"({error.strerror}).",
+            "Make room or raise the quota, then run again: sealed shards are kept.",
+        )
+    return FileAccessError(f"{path}: cannot be {doing} ({error.strerror or error}).", _advice(error))
+
+
+def _advice(error: OSError) -> str:
+    return _ADVICE.get(error.errno or 0, "Run again once that is mended; what is on disk is kept.")
+
+
+def _free(folder: Path) -> int | str:
+    try:
+        stats = os.statvfs(folder)
+    except OSError:
+        return "an unknown number"
+    return stats.f_bavail * stats.f_frsize
+
+
+def require_folder(path: Path, expected: str) -> None:
+    """Raise UsageError where `path` is no folder, and say what was `expected` there."""
+    if not path.is_dir():
+        raise UsageError(f"{path} {'is a file' if path.exists() else 'is not there'}; expected {expected}.")
+
+
+def require_room_for_folder(path: Path) -> None:
+    """Raise UsageError where no folder can be made at `path`: something on the way to it is a file, or a link to nothing."""
+    try:
+        _require_room(path)
+    except OSError as error:  # of a name that is too long, or a folder that may not be looked into
+        raise UsageError(f"{path} cannot be made ({system_words(error)}); choose another folder.") from error
+
+
+def system_words(error: Exception) -> str:
+    """Return the error's text; of an OSError without its number and its path, which may be one that only this package knows."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _require_room(path: Path) -> None:
     for place in (path, *path.parents):
         if place.is_symlink() and not place.exists():
             raise UsageError(
                 f"{place} is a link to {place.readlink()}, which does not exist; make that folder, or give another one."
             )
+        if place != path and place.exists() and not place.is_dir():
+            raise UsageError(f"{path} cannot be made, because {place} is a file; choose another folder.")
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor of any dtype, without a copy."""
+    """Return the memory of a contiguous CPU tensor of any dtype, without a copy."""
     flat = tensor.detach().reshape(-1).view(torch.uint8)
     return flat.numpy().data
 
 
 def array_bytes(array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> memoryview:
-    """The memory of a contiguous array, without a copy."""
+    """Return the memory of a contiguous array, without a copy."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def create_file(path: Path) -> int:
-    """A new file, open for reading and writing; RunError if it exists or cannot be made."""
+    """Return a new file, open for reading and writing; RunError if it exists or cannot be made."""
     try:
-        with full_disk_explained(path, 1):
-            # The mode given at creation obeys the umask, a later chmod would not.
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        # The mode given at creation obeys the umask, a later chmod would not.
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError as error:
         raise RunError(
             f"{path} exists: another process writes it, or one was killed; remove it in that case."
         ) from error
     except OSError as error:
-        raise RunError(f"{path} cannot be created ({error.strerror}).") from error
+        if error.errno in _FULL:
+            raise file_error(path, "created", error) from error
+        raise FileAccessError(f"{path} cannot be created ({error.strerror}).", _advice(error)) from error
 
 
-def write_all(fd: int, data: Buffer, offset: int) -> None:
+def open_regular(path: Path) -> int:
+    """Return the regular file at `path`, open for reading; never waits, as opening a pipe would.
+
+    Raises:
+        ShardError: no such file, or one that is no regular file. FileAccessError: it cannot be opened now.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise ShardError(f"{path}: cannot be opened ({error.strerror}).") from error
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise ShardError(f"{path}: is no regular file.") from error
+        raise file_error(path, "opened", error) from error
+    try:
+        with naming(path, "read"):
+            regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        if not regular:
+            raise ShardError(f"{path}: is no regular file.")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def write_all(fd: int, data: Buffer, offset: int, path: Path) -> None:
     """Write every byte of `data` at `offset`; one call of the system may write less than asked (2 GiB at most)."""
-    view = memoryview(data)
-    while len(view):
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
+    view, stop = memoryview(data), offset + len(data)
+    try:
+        while len(view):
+            written = os.pwrite(fd, view, offset)
+            view, offset = view[written:], offset + written
+    except OSError as error:
+        raise file_error(path, "written", error, stop) from error
 
 
 def read_all(fd: int, view: memoryview, offset: int, path: Path) -> None:
     """Fill `view` from `offset`; ShardError where the file ends before."""
-    while view:
-        count = os.preadv(fd, [view], offset)
-        if count == len(view):
-            return
-        if count == 0:
-            raise ShardError(
-                f"{path}: ends at byte {offset}, {len(view)} more were due: it changed since it was opened."
-            )
-        view, offset = view[count:], offset + count
+    try:
+        while view:
+            count = os.preadv(fd, [view], offset)
+            if count == len(view):
+                return
+            if count == 0:
+                raise ShardError(
+                    f"{path}: ends at byte {offset}, {len(view)} more were due: it changed since it was opened."
+                )
+            view, offset = view[count:], offset + count
+    except OSError as error:
+        raise file_error(path, "read", error) from error
 
 
-def copy_range(source: int, source_start: int, target: int, target_start: int, count: int, path: Path) -> None:
-    """Copy `count` bytes between open files through a bounded buffer; `path` names the source in errors."""
+def read_bytes(fd: int, count: int, offset: int, path: Path) -> bytes:
+    """Return the `count` bytes at `offset`; ShardError where the file ends before."""
+    data = bytearray(count)
+    read_all(fd, memoryview(data), offset, path)
+    return bytes(data)
+
+
+def copy_range(
+    source: int, source_start: int, target: int, target_start: int, count: int, path: Path, target_path: Path
+) -> None:
+    """Copy `count` bytes between open files through a bounded buffer; the paths name source and target in errors."""
     buffer = memoryview(bytearray(min(count, COPY_BYTES)))
     done = 0
     while done < count:
         part = buffer[: min(COPY_BYTES, count - done)]
         read_all(source, part, source_start + done, path)
-        write_all(target, part, target_start + done)
+        write_all(target, part, target_start + done, target_path)
         done += len(part)
 
 
 def sync_folder(folder: Path) -> None:
     """Make names created or renamed in `folder` survive a power cut."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with naming(folder, "written"):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def read_file(path: Path) -> bytes:
+    """Return all bytes of a small file; raise FileNotFoundError if there is none, FileAccessError if it cannot be read now."""
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise file_error(path, "read", error) from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace `path` by `data`: readers see the old file or the whole new one. Mode 0666 less the umask."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with full_disk_explained(path, len(data)):
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        with naming(path, "written", len(data)):
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
             try:
-                write_all(fd, data, 0)
+                write_all(fd, data, 0, path)
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        temporary.replace(path)
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -133,12 +247,15 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def remove_abandoned(path: Path) -> None:
     """Remove an unsealed file whose process is gone; RunError where one still writes it."""
-    fd = os.open(path, os.O_RDWR)
+    with naming(path, "opened"):
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()
     except BlockingIOError as error:
         raise RunError(f"{path} is being written by another process; run again once that one has ended.") from error
+    except OSError as error:
+        raise file_error(path, "removed", error) from error
     finally:
         os.close(fd)
 
@@ -157,7 +274,8 @@ class UnsealedFile:
         # Offset and count of each write in turn; numbers side by side, since small objects that stay would split the heap up.
         self._held_back = array("q")
         self._held_bytes = 0
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        with naming(self.path, "locked"):
+            fcntl.flock(self.fd, fcntl.LOCK_EX)
 
     @property
     def fd(self) -> int:
@@ -168,28 +286,29 @@ class UnsealedFile:
 
     def reserve(self, size: int) -> None:
         """Take `size` bytes of disk now, so that a full disk is met before the first row."""
-        with full_disk_explained(self.target, size):
+        with naming(self.target, "written", size):
             os.posix_fallocate(self.fd, 0, size)
 
     def write(self, data: Buffer, offset: int) -> None:
-        with full_disk_explained(self.target, offset + len(data)):
-            write_all(self.fd, data, offset)
+        """Write all of `data` at `offset`."""
+        write_all(self.fd, data, offset, self.target)
         self._write_back(offset, len(data))
 
     def read(self, view: memoryview, offset: int) -> None:
+        """Fill `view` from `offset`."""
         read_all(self.fd, view, offset, self.path)
 
     def copy_from(self, source: int, source_start: int, start: int, count: int, path: Path) -> None:
-        with full_disk_explained(self.target, start + count):
-            copy_range(source, source_start, self.fd, start, count, path)
+        """Copy `count` bytes of the open file `source`, which `path` names, to `start`."""
+        copy_range(source, source_start, self.fd, start, count, path, self.target)
         self._write_back(start, count)
 
     def seal(self, header: bytes) -> None:
         """Data and header to disk first, the header's length after them, the name last."""
-        with full_disk_explained(self.target, os.fstat(self.fd).st_size):  # a quota may speak up as late as in fsync
-            write_all(self.fd, header, 8)
+        write_all(self.fd, header, 8, self.target)
+        with naming(self.target, "written", 8 + len(header)):  # a quota may speak up as late as in fsync
             os.fsync(self.fd)
-            write_all(self.fd, len(header).to_bytes(8, "little"), 0)
+            write_all(self.fd, len(header).to_bytes(8, "little"), 0, self.target)
             os.fsync(self.fd)
             self.path.replace(self.target)
         self._close()

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from ...models.errors import RunError, UsageError
+from ..rejects import Reject
 from .columns import ROWS, SAMPLING_MASK, Column
 from .diskio import UnsealedFile
 from .layout import ShardLayout, make_record
-from .rejects import Reject
 from .rows import column_bytes
 from .samples import ShardSamples, edges, encode_id
 from .shard import Shard

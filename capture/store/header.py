@@ -12,16 +12,20 @@ import torch
 
 from ...models.errors import RunError
 from .columns import DTYPE_NAMES, DTYPES, item_bytes
+from .diskio import naming, read_bytes
 from .errors import ShardError
 
 METADATA_KEY = "hiddentap"
 ALIGNMENT = 64
 MAX_HEADER = 100_000_000  # the library refuses more, on writing and on reading
+MAX_SIZE = 1 << 48  # of one dimension: an empty tensor's other dimensions fill no byte and would be believed
+# What reading JSON that somebody else wrote can raise: it may be anything.
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies; `start` and `stop` are bytes counted from the end of the header."""
+    """The place of one tensor; `start` and `stop` are bytes counted from the end of the header."""
 
     name: str
     dtype: torch.dtype
@@ -39,6 +43,11 @@ class Header:
     raw: bytes
     data_start: int
 
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self.data_start + max((entry.stop for entry in self.entries.values()), default=0)
+
 
 def place_tensors(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> tuple[TensorEntry, ...]:
     """Lay tensors end to end, widest dtype first and then by name: each starts at a multiple of its item size."""
@@ -52,7 +61,7 @@ def place_tensors(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -
 
 
 def build_header(entries: Iterable[TensorEntry], text: str | None, *, length: int | None = None) -> bytes:
-    """The JSON part of a header, padded with spaces so that the data starts at a multiple of 64 bytes.
+    """Return the JSON part of a header, padded with spaces so that the data starts at a multiple of 64 bytes.
 
     text: the value of our one metadata key, or None for no metadata.
     length: pad to exactly this many bytes instead.
@@ -77,16 +86,18 @@ def read_header(fd: int, path: Path) -> Header:
 
     Raises ShardError naming `path`: not sealed, header cut or damaged, file shorter or longer than the header says.
     """
-    size = os.fstat(fd).st_size
-    prefix = os.pread(fd, 8, 0)
-    if len(prefix) < 8:
+    with naming(path, "read"):
+        size = os.fstat(fd).st_size
+    if size < 8:
         raise ShardError(f"{path}: {size} bytes are too few for a safetensors file; remove it and capture again.")
-    (length,) = struct.unpack("<Q", prefix)
+    (length,) = struct.unpack("<Q", read_bytes(fd, 8, 0, path))
     if length == 0:
         raise ShardError(f"{path}: not sealed (its header length is zero): the writer was stopped before the end.")
     if length > MAX_HEADER or 8 + length > size:
+        if size > 8 and read_bytes(fd, 1, 8, path) != b"{":
+            raise ShardError(f"{path}: is no safetensors file: no header begins at its byte 8.")
         raise ShardError(f"{path}: the header is cut: it should hold {length} bytes and the file has {size} in all.")
-    raw = os.pread(fd, length, 8)
+    raw = read_bytes(fd, length, 8, path)
     entries, text = _parse(raw, path)
     _check_extent(entries, 8 + length, size, path)
     return Header(entries, text, raw, 8 + length)
@@ -98,7 +109,9 @@ def _parse(raw: bytes, path: Path) -> tuple[dict[str, TensorEntry], str | None]:
         metadata = head.pop("__metadata__", {})
         entries = {name: _entry(name, value) for name, value in head.items()}
         text = metadata.get(METADATA_KEY)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"the metadata {METADATA_KEY!r} is no text")
+    except MALFORMED as error:
         raise ShardError(f"{path}: the header is damaged ({error!r}).") from error
     return entries, text
 
@@ -107,7 +120,11 @@ def _entry(name: str, value: dict[str, Any]) -> TensorEntry:
     start, stop = value["data_offsets"]
     shape = tuple(int(size) for size in value["shape"])
     entry = TensorEntry(name, DTYPES[value["dtype"]], shape, int(start), int(stop))
-    if min((*shape, 0)) < 0 or entry.stop - entry.start != item_bytes(entry.dtype, shape):
+    if (
+        min((*shape, 0)) < 0
+        or max((*shape, 0)) > MAX_SIZE
+        or entry.stop - entry.start != item_bytes(entry.dtype, shape)
+    ):
         raise ValueError(f"tensor {name!r} of shape {shape} does not fill bytes {start} to {stop}")
     return entry
 

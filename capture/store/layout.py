@@ -1,4 +1,4 @@
-"""Where every tensor of a shard lies, known before the first row is."""
+"""The place of every tensor of a shard, known before the first row."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ class ShardLayout:
         return self.data_start + self.entries[name].start
 
     def offsets(self, column: Column) -> NDArray[np.int64]:
-        """(M+1,) int64: where each sample's entries of `column` begin."""
+        """Return (M+1,) int64: where each sample's entries of `column` begin."""
         if column.axis == ROWS:
             return self.row_offsets
         if self.mask_offsets is None:
@@ -132,7 +132,7 @@ def own_tensors(M: int, id_bytes: int, columns: int, masks: bool) -> dict[str, t
 
 
 def make_record(columns: Sequence[Column], metadata: Mapping[str, Any], sources: tuple[str, ...] = ()) -> SealRecord:
-    """The record of a shard before its seal; UsageError where two columns share a name or take one of ours."""
+    """Return the record of a shard before its seal; UsageError where two columns share a name or take one of ours."""
     names = [column.name for column in columns]
     taken = set(own_tensors(0, 0, 0, masks=True))
     repeated = sorted({name for name in names if names.count(name) > 1 or name in taken})

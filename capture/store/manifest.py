@@ -6,13 +6,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...models.checked_record import list_of, of_type, require_checksum
 from ...models.errors import RunError
-from .columns import FORMAT_VERSION
-from .diskio import write_atomically
-from .record import sorted_json
-from .shard import Shard
+from .diskio import read_file, write_atomically
+from .errors import NewerFormatError, ShardError
+from .header import MALFORMED
+from .record import record_bytes
+from .shard import Shard, open_and_close
+from .version import FORMAT_VERSION, require_version
 
+RESUMED = "Finish it by running it again."
+NOT_RESUMED = "A generation cannot be resumed: run it again into an empty folder."
 MANIFEST_FORMAT = "hiddentap"
+_KEYS = ("format", "format_version", "identity", "plan", "shards", "counts", "complete")
+_LATER_KEYS = ("rejects_crc32",)
 
 
 @dataclass(frozen=True)
@@ -24,14 +31,23 @@ class ShardEntry:
     samples: int
     bytes: int
 
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> "ShardEntry":
+        """Return the inverse of `asdict`; ValueError, KeyError or TypeError for anything else."""
+        file = of_type(str, entry["file"])
+        if Path(file).parent.as_posix() != "shards":
+            raise ValueError(f"{file!r} is no file of the folder shards")
+        return cls(file, *(of_type(int, entry[name]) for name in ("rows", "samples", "bytes")))
+
 
 @dataclass(frozen=True)
 class Manifest:
     """The summary of an output folder.
 
-    identity: what a later run must agree with. plan: `Plan.summary()`, empty where there was no plan.
+    identity: what a later run must agree with. plan: `Plan.summary()`, of a generation what fixes its shards; empty where
+    nothing was planned.
     counts: captured, rejected, rows, and the caller's. complete: every sample of the run is
-    captured or rejected.
+    captured or rejected. rejects_crc32: of rejects.jsonl as eight hexadecimal digits, None where none was written.
     """
 
     identity: dict[str, Any]
@@ -39,6 +55,17 @@ class Manifest:
     shards: tuple[ShardEntry, ...]
     counts: dict[str, Any]
     complete: bool
+    rejects_crc32: str | None = None
+
+    @property
+    def is_resumable(self) -> bool:
+        """Return whether the command that made the folder resumes; a generation from Python, which has no plan, does not."""
+        return self.identity.get("mode") != "generation" or bool(self.plan)
+
+    @property
+    def way_on(self) -> str:
+        """What to do about an incomplete folder, in one sentence."""
+        return RESUMED if self.is_resumable else NOT_RESUMED
 
     @classmethod
     def from_shards(
@@ -49,6 +76,7 @@ class Manifest:
         *,
         complete: bool,
         counts: Mapping[str, Any] | None = None,
+        rejects_crc32: str | None = None,
     ) -> "Manifest":
         """Counts and list from what sealed shards say; `counts` adds to these or replaces them."""
         entries: list[ShardEntry] = []
@@ -62,29 +90,56 @@ class Manifest:
             "rejected": rejected,
         }
         ordered = tuple(sorted(entries, key=lambda entry: entry.file))
-        return cls(dict(identity), dict(plan), ordered, found | dict(counts or {}), complete)
+        return cls(dict(identity), dict(plan), ordered, found | dict(counts or {}), complete, rejects_crc32)
 
     def write(self, path: Path) -> None:
         """Replace the file at `path`; readers see the old one or the new one."""
         record = {"format": MANIFEST_FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
-        text = json.dumps(json.loads(sorted_json(record, "the manifest")), indent=1)
-        write_atomically(path, text.encode() + b"\n")
+        write_atomically(path, record_bytes(record, "the manifest"))
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
-        """RunError where the file is missing or not a manifest."""
+        """RunError where the file is missing, not a manifest or changed on disk; FileAccessError where it cannot be read now."""
         try:
-            record = json.loads(path.read_bytes())
-            shards = tuple(ShardEntry(**entry) for entry in record["shards"])
-            if record["format"] != MANIFEST_FORMAT or record["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"{record['format']} version {record['format_version']}")
-            return cls(record["identity"], record["plan"], shards, record["counts"], record["complete"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            record = json.loads(read_file(path))
+            if record["format"] != MANIFEST_FORMAT:
+                raise ValueError(f"{record['format']!r}")
+            require_version(path, record["format_version"], FORMAT_VERSION)
+            require_checksum(record, _KEYS, _LATER_KEYS)
+            identity, plan, counts = (of_type(dict, record[name]) for name in ("identity", "plan", "counts"))
+            shards = tuple(ShardEntry.from_json(entry) for entry in list_of(dict, record["shards"]))
+            rejects = record.get("rejects_crc32")
+            return cls(
+                identity, plan, shards, counts, of_type(bool, record["complete"]),
+                None if rejects is None else of_type(str, rejects),
+            )  # fmt: skip
+        except (FileNotFoundError, NewerFormatError, *MALFORMED) as error:
             raise RunError(f"{path} is no manifest of this format (version {FORMAT_VERSION}): {error!r}.") from error
+
+    def open_shards(self, folder: Path) -> list[Shard]:
+        """Return the listed shards below `folder`, opened once and closed.
+
+        Raises:
+            ShardError: one that is missing, not whole, or another than is listed.
+        """
+        shards = [open_and_close(folder / entry.file) for entry in self.shards]
+        for entry, shard in zip(self.shards, shards, strict=True):
+            found = ShardEntry(entry.file, shard.R, shard.M, shard.nbytes)
+            if found != entry:
+                raise ShardError(f"{shard.path}: the manifest lists {entry}, found {found}; see `hiddentap verify`.")
+        return shards
+
+    def contradictions(self) -> list[str]:
+        """Return the contradictions between its list of shards, its counts and its summary of the plan, as text."""
+        samples, rows = (sum(getattr(entry, name) for entry in self.shards) for name in ("samples", "rows"))
+        told = [("captured", self.counts.get("captured"), samples), ("rows", self.counts.get("rows"), rows)]
+        if self.complete and self.plan:
+            told.append(("shards", self.plan.get("shards"), len(self.shards)))
+        return [f"it says {said} {what} and lists {listed}" for what, said, listed in told if said != listed]
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What changed between two identities, as "key: old -> new", nested keys joined by dots; [] if equal."""
+    """Return the changes between two identities as "key: old -> new", nested keys joined by dots; [] if equal."""
     flat_old, flat_new = _flat(old), _flat(new)
     return [
         f"{key}: {_shown(flat_old, key)} -> {_shown(flat_new, key)}"

@@ -10,14 +10,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...models.checked_record import KEY, list_of, of_type, require_checksum
+from ..rejects import Reject
 from .assignment import Assignment, PlannedShard
-from .errors import PlanError, ShardError
-from .rejects import Reject
+from .diskio import read_file
+from .errors import PlanDamagedError, PlanError, ShardError
+from .header import MALFORMED
+from .plan_extra import PlanExtra
 from .samples import ShardSamples, gather_ragged, ragged_index
 from .tensorfile import TensorFile
+from .version import PLAN_VERSION, require_version
 
-PLAN_VERSION = 1
 PLAN_FILE = "plan.json"
+MENDING = "Run the capture that made it again: it plans again from its data and keeps the shards that agree."
+PLAN_KEYS = ("format_version", "identity", "sources", "shard_rows", "extra", "rejected", "files")
 PLAN_TENSORS: Mapping[str, torch.dtype] = {
     "input_ids": torch.int32,
     "loss_mask": torch.uint8,
@@ -39,7 +45,7 @@ IMAGE_TENSORS: Mapping[str, torch.dtype] = {
 
 
 def plan_file(folder: Path, name: str) -> Path:
-    """The file of one of the plan's tensors; `rejects` holds JSON lines as bytes."""
+    """Return the file of one of the plan's tensors; `rejects` holds JSON lines as bytes."""
     return folder / f"{name}.safetensors"
 
 
@@ -47,56 +53,59 @@ class Plan:
     """A sealed plan folder, opened read-only; numbers of samples are mapped, tokens are read when asked for.
 
     Holds 8 bytes per sample in memory (where its tokens begin) once `shards` or a sample's tokens are used. Pickles as
-    its path. Raises PlanError naming what is missing, cut or of another size than `plan.json` says.
+    its path.
+
+    Raises:
+        PlanError: there is no sealed plan. PlanDamagedError naming what is missing, changed, cut or of another size than
+            `plan.json` says. FileAccessError: a file cannot be opened or read now, whole or not.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         summary = _read_summary(self.folder / PLAN_FILE)
         try:
-            self.identity: dict[str, Any] = summary["identity"]
-            self.sources: tuple[str, ...] = tuple(summary["sources"])
-            self.shard_rows: int = summary["shard_rows"]
-            self.extra: dict[str, Any] = summary["extra"]
-            self.rejected: int = summary["rejected"]
-            self._sums = {name: file["crc32"] for name, file in summary["files"].items()}
+            self.identity: dict[str, Any] = of_type(dict, summary["identity"])
+            self.sources: tuple[str, ...] = list_of(str, summary["sources"])
+            self.shard_rows = of_type(int, summary["shard_rows"])
+            self.extra = PlanExtra.from_json(of_type(dict, summary["extra"]))
+            self.rejected = of_type(int, summary["rejected"])
+            self._sums = {name: of_type(int, file["crc32"]) for name, file in summary["files"].items()}
             self._files = {
                 name: TensorFile(plan_file(self.folder, name), dtype, summary["files"][name]["entries"])
                 for name, dtype in {**PLAN_TENSORS, **IMAGE_TENSORS}.items()
                 if name in PLAN_TENSORS or name in summary["files"]
             }
-        except KeyError as error:
-            raise PlanError(
-                f"{self.folder / PLAN_FILE}: {error} is missing; remove the folder to plan again."
-            ) from error
+            self.M: int = summary["files"]["lengths"]["entries"]
+            self.R: int = summary["files"]["input_ids"]["entries"]
+        except MALFORMED as error:
+            raise PlanDamagedError(f"{self.folder / PLAN_FILE} cannot be read ({error!r}). {MENDING}") from error
         except ShardError as error:
-            raise PlanError(f"the plan is damaged: {error} Remove {self.folder} to plan again.") from error
-        self.M: int = summary["files"]["lengths"]["entries"]
-        self.R: int = summary["files"]["input_ids"]["entries"]
+            raise PlanDamagedError(f"the plan is damaged: {error} {MENDING}") from error
+        self.crc32: str | None = summary.get(KEY)
 
     @cached_property
     def lengths(self) -> NDArray[np.int32]:
-        """(M,) int32: tokens of each sample."""
+        """Return (M,) int32: tokens of each sample."""
         return self._files["lengths"].mapped()
 
     @cached_property
     def truncated_from(self) -> NDArray[np.int32]:
-        """(M,) int32: tokens before truncation, 0 where nothing was cut."""
+        """Return (M,) int32: tokens before truncation, 0 where nothing was cut."""
         return self._files["truncated_from"].mapped()
 
     @cached_property
     def source_index(self) -> NDArray[np.int32]:
-        """(M,) int32 into `sources`."""
+        """Return (M,) int32 into `sources`."""
         return self._files["source_index"].mapped()
 
     @cached_property
     def line(self) -> NDArray[np.int64]:
-        """(M,) int64: line of the source, counted from 1."""
+        """Return (M,) int64: line of the source, counted from 1."""
         return self._files["source_line"].mapped()
 
     @cached_property
     def image_samples(self) -> NDArray[np.int64]:
-        """(N,) int64, ascending: the samples with images; N = 0 where the run has none."""
+        """Return (N,) int64, ascending: the samples with images; N = 0 where the run has none."""
         file = self._files.get("image_samples")
         return np.empty(0, np.int64) if file is None else file.read(0, file.entries)
 
@@ -109,19 +118,21 @@ class Plan:
         """Every planned shard, made when asked for."""
         shards = Assignment(self.lengths, self.shard_rows)
         if int(shards.row_offsets[-1]) != self.R:
-            raise PlanError(f"{self.folder}: lengths add up to {shards.row_offsets[-1]} tokens, {self.R} are stored.")
+            raise PlanDamagedError(
+                f"{self.folder}: lengths add up to {shards.row_offsets[-1]} tokens, {self.R} are stored. {MENDING}"
+            )
         return shards
 
     def input_ids(self, i: int) -> NDArray[np.int32]:
-        """(S,) int32: the token ids of sample i."""
+        """Return (S,) int32: the token ids of sample i."""
         return self._files["input_ids"].read(*self._token_range(i))
 
     def loss_mask(self, i: int) -> NDArray[np.uint8]:
-        """(S,) uint8: 1 where the token itself is supervised."""
+        """Return (S,) uint8: 1 where the token itself is supervised."""
         return self._files["loss_mask"].read(*self._token_range(i))
 
     def images(self, i: int) -> dict[str, Any] | None:
-        """What the caller keeps of the images of sample i; None where it has none."""
+        """Return what the caller keeps of the images of sample i, or None."""
         place = int(np.searchsorted(self.image_samples, i))
         if place == len(self.image_samples) or self.image_samples[place] != i:
             return None
@@ -129,7 +140,7 @@ class Plan:
         return dict(json.loads(self._files["images"].read(int(start), int(stop)).tobytes()))
 
     def sample_id(self, i: int) -> str:
-        """The id of sample i."""
+        """Return the id of sample i."""
         self._require(i)
         start, stop = self._files["sample_id_offsets"].read(i, i + 2)
         return self._files["sample_ids"].read(start, stop).tobytes().decode()
@@ -138,10 +149,13 @@ class Plan:
         """Input rows that never became a sample, in input order."""
         file = self._files["rejects"]
         for line in file.read(0, file.entries).tobytes().splitlines():
-            yield Reject.from_json(json.loads(line))
+            try:
+                yield Reject.from_json(json.loads(line))
+            except MALFORMED as error:
+                raise PlanDamagedError(f"the plan is damaged: {file.path}: {error!r}. {MENDING}") from error
 
     def samples_of(self, shard: PlannedShard) -> ShardSamples:
-        """Who the samples of a planned shard are, in its order."""
+        """Return the samples of a planned shard, in its order."""
         first, last = int(shard.sample_index.min()), int(shard.sample_index.max()) + 1
         inside = shard.sample_index - first
         offsets: NDArray[np.int64] = self._files["sample_id_offsets"].read(first, last + 1)
@@ -175,13 +189,14 @@ class Plan:
         return is_text
 
     def summary(self) -> dict[str, Any]:
-        """Counts for the manifest."""
+        """Counts for the manifest, and which plan it is."""
         return {
             "samples": self.M,
             "rows": self.R,
             "shards": len(self.shards),
             "shard_rows": self.shard_rows,
             "rejected": self.rejected,
+            **({} if self.crc32 is None else {KEY: self.crc32}),
         }
 
     def check(self) -> list[str]:
@@ -190,8 +205,14 @@ class Plan:
         return [
             f"{self._files[name].path}: checksum {value:08x}, {self._sums[name]:08x} was sealed"
             for name, value in found.items()
-            if value != self._sums[name]
+            if value != self._sums[name] and self._files[name].crc32() != self._sums[name]  # one reading may fail
         ]
+
+    def require_whole(self) -> None:
+        """Read every file; PlanDamagedError naming those that do not match their checksums."""
+        damaged = self.check()
+        if damaged:
+            raise PlanDamagedError(f"the plan is damaged: {'; '.join(damaged)}. {MENDING}")
 
     def __reduce__(self) -> tuple[type["Plan"], tuple[Path]]:
         return Plan, (self.folder,)
@@ -208,12 +229,11 @@ class Plan:
 
 def _read_summary(path: Path) -> dict[str, Any]:
     try:
-        summary = json.loads(path.read_bytes())
-        version = summary["format_version"]
+        summary = json.loads(read_file(path))
+        require_version(path, summary["format_version"], PLAN_VERSION)
+        require_checksum(summary, PLAN_KEYS)
     except FileNotFoundError as error:
         raise PlanError(f"{path.parent} is no sealed plan: {path.name} is missing.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise PlanError(f"{path} cannot be read ({error!r}); remove {path.parent} to plan again.") from error
-    if version != PLAN_VERSION:
-        raise PlanError(f"{path}: format version {version}, this release reads {PLAN_VERSION}.")
+    except MALFORMED as error:
+        raise PlanDamagedError(f"{path} cannot be read ({error!r}). {MENDING}") from error
     return dict(summary)

@@ -1,4 +1,4 @@
-"""The plan on its way to disk: samples streamed in while they are tokenised."""
+"""The plan on its way to disk: samples streamed in while they are tokenized."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from ...models.errors import UsageError
+from ..rejects import Reject
 from .diskio import write_atomically
-from .plan import IMAGE_TENSORS, PLAN_FILE, PLAN_TENSORS, PLAN_VERSION, Plan, plan_file
-from .record import sorted_json
-from .rejects import Reject
+from .plan import IMAGE_TENSORS, PLAN_FILE, PLAN_TENSORS, Plan, plan_file
+from .plan_extra import PlanExtra
+from .record import record_bytes, sorted_json
 from .samples import encode_id
 from .tensorfile import TensorFileWriter, numpy_dtype
+from .version import PLAN_VERSION
 
 Ids = torch.Tensor | NDArray[np.generic] | Sequence[int]
 
@@ -95,33 +97,36 @@ class PlanWriter:
         self._tensors["rejects"].append(line.encode())
         self._rejected += 1
 
+    def rejects(self) -> list[Reject]:
+        """Return the rejects so far, for a run that ends before its plan is sealed."""
+        return [Reject.from_json(json.loads(line)) for line in self._tensors["rejects"].written().splitlines()]
+
     def seal(
         self,
         identity: Mapping[str, Any],
         sources: Sequence[str],
         *,
         shard_rows: int = 262_144,
-        extra: Mapping[str, Any] | None = None,
+        extra: PlanExtra | None = None,
     ) -> Plan:
         """Make the plan readable and open it; the writer is done.
 
         identity: what must be equal for this plan to be used again. sources: names by source index.
-        shard_rows: rows of a shard at most. extra: other JSON values to keep (counts, hashes).
+        shard_rows: rows of a shard at most. extra: counts and hashes of the samples together.
         """
         summary = {
             "format_version": PLAN_VERSION,
             "identity": dict(identity),
             "sources": list(sources),
             "shard_rows": shard_rows,
-            "extra": dict(extra or {}),
+            "extra": (extra or PlanExtra()).as_json(),
             "rejected": self._rejected,
         }
         sorted_json(summary, "the plan's identity and extra")
         if shard_rows < 1:
             raise UsageError(f"shard_rows must be at least 1, got {shard_rows}.")
         summary["files"] = {name: writer.seal() for name, writer in self._tensors.items()}
-        text = json.dumps(summary, sort_keys=True, indent=1) + "\n"
-        write_atomically(self._folder / PLAN_FILE, text.encode())
+        write_atomically(self._folder / PLAN_FILE, record_bytes(summary, "the plan's identity and extra"))
         self._sealed = True
         return Plan(self._folder)
 
@@ -166,7 +171,7 @@ def remove_plan_files(folder: Path) -> list[Path]:
 
 
 def plan_leftovers(folder: Path) -> list[Path]:
-    """Every name that a plan writer uses, `plan.json` aside."""
+    """Return every path that a plan writer uses, except `plan.json`."""
     tensors = [plan_file(folder, name) for name in (*PLAN_TENSORS, *IMAGE_TENSORS)]
     unsealed = [path.with_name(path.name + ".open") for path in tensors]
     return [*tensors, *unsealed, folder / (PLAN_FILE + ".tmp")]

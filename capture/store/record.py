@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...models.checked_record import with_checksum
 from ...models.errors import UsageError
-from .columns import FORMAT_VERSION
-from .rejects import Reject
+from ..rejects import Reject
+from .version import FORMAT_VERSION
 
 _NO_CHECKSUM = "00000000"
 # Inside the header the JSON is a string, so its quotes are escaped. Keys are sorted and the ones before this hold only
@@ -19,7 +20,7 @@ _HEADER_CHECKSUM = re.compile(rb'\\"header_crc32\\":\\"([0-9a-f]{8})\\"')
 
 @dataclass(frozen=True)
 class SealRecord:
-    """What is stored under the metadata key.
+    """The record under the metadata key.
 
     metadata: the caller's, JSON values.
     columns: axis by column name; sorted, they are the columns of the `checksums` tensor.
@@ -37,7 +38,7 @@ class SealRecord:
     header_crc32: int = 0
 
     def with_checksums(self, checksums: Mapping[str, int], header_crc32: int = 0) -> "SealRecord":
-        """The same record with the numbers known at the seal; its text keeps its length."""
+        """Return the same record with the numbers known at the seal; its text keeps its length."""
         return replace(self, checksums=dict(checksums), header_crc32=header_crc32)
 
     def text(self, reserved: tuple[str, ...] = ()) -> str:
@@ -58,16 +59,17 @@ class SealRecord:
         return sorted_json(record, "the shard's metadata")
 
     @classmethod
-    def parse(cls, text: str) -> "SealRecord":
-        """The inverse of `text`; ValueError, KeyError or TypeError where it is not one or is newer."""
-        record = json.loads(text)
-        version = record["format_version"]
-        if version != FORMAT_VERSION:
-            raise ValueError(f"format version {version}, this release reads {FORMAT_VERSION}")
+    def parse(cls, record: Mapping[str, Any]) -> "SealRecord":
+        """Return the inverse of `text`, read as JSON; ValueError, KeyError, TypeError or AttributeError where it is not one."""
+        metadata, columns, sources = record["metadata"], record["columns"], record["sources"]
+        if not isinstance(metadata, dict) or not isinstance(columns, dict):
+            raise TypeError("metadata and columns must be objects")
+        if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
+            raise TypeError("sources must be a list of names")
         return cls(
-            record["metadata"],
-            record["columns"],
-            tuple(record["sources"]),
+            metadata,
+            columns,
+            tuple(sources),
             tuple(Reject.from_json(reject) for reject in record["rejected"]),
             {name: int(value, 16) for name, value in record["checksums"].items()},
             int(record["header_crc32"], 16),
@@ -81,6 +83,12 @@ def header_checksum(raw: bytes) -> int:
         raise ValueError("the header holds no checksum of itself")
     start, stop = found.span(1)
     return zlib.crc32(raw[:start] + _NO_CHECKSUM.encode() + raw[stop:])
+
+
+def record_bytes(record: Mapping[str, Any], what: str) -> bytes:
+    """Return a file's bytes for a record with its own checksum; UsageError naming `what` where a value is no JSON."""
+    sorted_json(record, what)
+    return json.dumps(with_checksum(record), sort_keys=True, indent=1).encode() + b"\n"
 
 
 def sorted_json(value: object, what: str) -> str:

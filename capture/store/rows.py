@@ -8,7 +8,7 @@ from .diskio import tensor_bytes
 
 
 def column_bytes(column: Column, tensor: torch.Tensor, where: str) -> memoryview:
-    """The bytes of `tensor` (n, *column.shape); contiguous memory is used as it is, a view of it is gathered once.
+    """Return the bytes of `tensor` (n, *column.shape); contiguous memory is used as it is, a view of it is gathered once.
 
     where: which rows, for the error. Raises UsageError for a wrong dtype, shape or device.
     """

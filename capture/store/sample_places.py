@@ -1,7 +1,8 @@
-"""Where every captured sample of a folder lies."""
+"""The place of every captured sample of a folder."""
 
 from __future__ import annotations
 
+import resource
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,12 @@ from numpy.typing import NDArray
 from .shard import Shard
 
 OPEN_FILES = 128
+
+
+def most_open_files() -> int:
+    """Return the maximum number of shards held open at once: 128, or a quarter of the file limit (`ulimit -n`) if less."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return OPEN_FILES if limit == resource.RLIM_INFINITY else max(1, min(OPEN_FILES, limit // 4))
 
 
 class SamplePlaces:
@@ -29,19 +36,20 @@ class SamplePlaces:
         self.position: NDArray[np.int32] = _joined([np.arange(M, dtype=np.int32) for M in counts], np.int32)[order]
         self.lengths: NDArray[np.int64] = _joined([np.diff(shard.row_offsets) for shard in shards], np.int64)[order]
         self._opened: OrderedDict[int, None] = OrderedDict()
+        self._most_open = most_open_files()
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def locate(self, index: int) -> tuple[Shard, int]:
-        """The shard of sample `index` (negative from the end) and its place there; raises IndexError outside."""
+        """Return the shard of sample `index` (negative from the end) and its place there; raises IndexError outside."""
         place = index + len(self) if index < 0 else index
         if not 0 <= place < len(self):
             raise IndexError(f"the capture has {len(self)} captured samples, got {index}")
         number = int(self.shard_of[place])
         self._opened[number] = None
         self._opened.move_to_end(number)
-        if len(self._opened) > OPEN_FILES:
+        if len(self._opened) > self._most_open:
             self.shards[self._opened.popitem(last=False)[0]].close()
         return self.shards[number], int(self.position[place])
 

@@ -1,4 +1,4 @@
-"""Which samples a shard holds: their place in the run, their ids, where they came from."""
+"""The samples of a shard: their place in the run, their ids, where they came from."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -35,16 +35,16 @@ class ShardSamples:
         return len(self.sample_index)
 
     def id(self, position: int) -> str:
-        """The id of the sample at `position`."""
+        """Return the id of the sample at `position`."""
         start, stop = self.id_offsets[position], self.id_offsets[position + 1]
         return str(self.id_bytes[start:stop].tobytes(), "utf-8")
 
     def source(self, position: int) -> str:
-        """The name of the source that the sample at `position` came from."""
+        """Return the name of the source that the sample at `position` came from."""
         return self.sources[int(self.source_index[position])]
 
     def take(self, positions: NDArray[np.int64]) -> "ShardSamples":
-        """The samples at `positions`, in that order."""
+        """Return the samples at `positions`, in that order."""
         id_bytes, id_offsets = gather_ragged(self.id_bytes, self.id_offsets, positions)
         return ShardSamples(
             self.sample_index[positions],
@@ -57,7 +57,7 @@ class ShardSamples:
 
     @classmethod
     def of(cls, samples: Iterable[tuple[int, str, str, int]]) -> "ShardSamples":
-        """From (sample_index, id, source, line) of each sample."""
+        """Return the table of samples given as (sample_index, id, source, line)."""
         listed = list(samples)
         ids = [encode_id(sample_id) for _, sample_id, _, _ in listed]
         places: dict[str, int] = {}
@@ -83,14 +83,14 @@ def encode_id(sample_id: str) -> bytes:
 
 
 def edges(lengths: NDArray[np.int64] | Sequence[int]) -> NDArray[np.int64]:
-    """(M,) lengths -> (M+1,) offsets that begin with 0."""
+    """Return (M+1,) offsets, beginning with 0, of (M,) lengths."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def ragged_index(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The entries start..start+length-1 of each stretch, end to end."""
+    """Return the entries start..start+length-1 of each stretch, end to end."""
     offsets = edges(lengths)
     return np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
 
@@ -98,7 +98,7 @@ def ragged_index(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArr
 def gather_ragged(
     values: NDArray[np.uint8], offsets: NDArray[np.int64], positions: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The stretches of `values` at `positions`, end to end, and their offsets."""
+    """Return the stretches of `values` at `positions`, end to end, and their offsets."""
     starts = offsets[positions]
     lengths = offsets[positions + 1] - starts
     return values[ragged_index(starts, lengths)], edges(lengths)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...models.errors import RunError
 from .columns import Column
-from .diskio import COPY_BYTES, UnsealedFile, create_file, full_disk_explained, read_all, write_all
+from .diskio import COPY_BYTES, UnsealedFile, create_file, read_all, write_all
 
 _WRITE_BYTES = 1 << 20
 
@@ -15,7 +15,7 @@ class Spool:
     """A file that takes the rows of interleaved samples and hands them back sample by sample.
 
     Per sample: how many entries it has (`counts`; `total` of all), and the stretches of the file that hold them.
-    Neighbouring stretches of one sample are one, so a sample written alone costs one copy.
+    Neighboring stretches of one sample are one, so a sample written alone costs one copy.
     """
 
     def __init__(self, target: Path, column: Column) -> None:
@@ -88,8 +88,7 @@ class Spool:
             self._path.unlink(missing_ok=True)
 
     def _write_pending(self, size: int) -> None:
-        with full_disk_explained(self._path, size):
-            write_all(self.fd, self._pending, size - len(self._pending))
+        write_all(self.fd, self._pending, size - len(self._pending), self._path)
         self._pending.clear()
 
     @staticmethod

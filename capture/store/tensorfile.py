@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from .columns import DTYPE_NAMES
-from .diskio import Buffer, UnsealedFile, array_bytes, read_all
+from .diskio import Buffer, UnsealedFile, array_bytes, naming, open_regular, read_all
 from .errors import ShardError
 from .header import TensorEntry, build_header, read_header
 
@@ -35,6 +35,13 @@ class TensorFileWriter:
         if len(self._pending) >= _WRITE_BYTES:
             self._write_pending()
 
+    def written(self) -> bytes:
+        """Return the bytes of all entries so far."""
+        self._write_pending()
+        data = bytearray(self._size)
+        self._file.read(memoryview(data), 8 + _HEADER_LENGTH)
+        return bytes(data)
+
     def seal(self) -> dict[str, int]:
         """Make the file readable; returns its entries and the CRC-32 of its data."""
         self._write_pending()
@@ -55,15 +62,17 @@ class TensorFileWriter:
 
 
 class TensorFile:
-    """Reads entries of such a file; ShardError where it is not sealed, cut, or not of the dtype and length expected."""
+    """Reads entries of such a file.
+
+    Raises:
+        ShardError: it is missing, not sealed, cut, or not of the dtype and length expected. FileAccessError: it cannot be
+            opened or read now.
+    """
 
     def __init__(self, path: Path, dtype: torch.dtype, entries: int) -> None:
         self.path = path
         self._fd: int | None = None
-        try:
-            self._fd = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise ShardError(f"{path}: cannot be opened ({error.strerror}).") from error
+        self._fd = open_regular(path)
         header = read_header(self._fd, path)
         found = header.entries.get(path.stem)
         if found is None or found.dtype != dtype or found.shape != (entries,):
@@ -79,11 +88,12 @@ class TensorFile:
         return array
 
     def mapped(self) -> NDArray[Any]:
-        """All entries, read-only, paged in as they are used."""
+        """Return all entries, read-only, paged in as they are used."""
         dtype = numpy_dtype(self._dtype)
         if self.entries == 0:
             return np.empty(0, dtype)
-        return np.memmap(self.path, dtype, "r", self._start, (self.entries,))
+        with naming(self.path, "opened"):
+            return np.memmap(self.path, dtype, "r", self._start, (self.entries,))
 
     def crc32(self) -> int:
         """CRC-32 of the data, read now."""
@@ -110,5 +120,5 @@ class TensorFile:
 
 
 def numpy_dtype(dtype: torch.dtype) -> "np.dtype[Any]":
-    """The numpy dtype of the same name."""
+    """Return the numpy dtype of the same name."""
     return np.dtype(str(dtype).removeprefix("torch."))

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from ...models.errors import RunError, UsageError
+from ..rejects import Reject
 from .assignment import PlannedShard
 from .columns import ROWS, Column
 from .diskio import COPY_BYTES, UnsealedFile
 from .layout import ShardLayout, make_record
-from .rejects import Reject
 from .rows import column_bytes
 from .samples import ShardSamples, edges
 from .shard import Shard
@@ -208,7 +208,7 @@ class PlannedShardWriter:
 
 
 def _stretches(positions: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Sorted positions -> (first, last) of each run of neighbours: one copy per run, not per sample."""
+    """Sorted positions -> (first, last) of each run of neighbors: one copy per run, not per sample."""
     if len(positions) == 0:
         return []
     breaks = np.flatnonzero(np.diff(positions) > 1)

@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from ...models.head import DESCRIPTION_FILE, Head, HeadError, load_head
-from ...models.loading import LoadedModel, ModelSource
-from ..progress import Progress, Work
+from ...models.head import Head, HeadError, has_head, load_head
+from ...models.loaded_model import LoadedModel
+from ...models.model_source import ModelSource
+from ..progress import Done, Progress, Work
 from ..store import Finding, OutputFolder, Shard
 from ..store.checks import Severity
 from .chosen import ChosenSample, chosen_places, read_chosen
@@ -24,6 +25,7 @@ from .prediction import in_words, is_whole, judge_predictions, model_head, predi
 from .reference_model import reference_model
 from .report import TapAgreement
 from .verdict import merged
+from .vocabulary import known_ids, vocabulary_of, vocabulary_of_model
 
 HALF = ("bfloat16", "float16")
 # So many are judged together, and held in memory meanwhile: a repair looks at one of every shard.
@@ -32,7 +34,10 @@ SAMPLES_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class BesideModel:
-    """What came of it; see `Report`. same_model: no sign that the model is another than the captured one."""
+    """Result of the comparison; see `Report`.
+
+    same_model: no sign that the model is another than the captured one. weights: where its files are, None without a model.
+    """
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
@@ -40,6 +45,7 @@ class BesideModel:
     compared: int = 0
     reference: str | None = None
     same_model: bool = True
+    weights: Path | None = None
 
 
 def beside_model(
@@ -50,6 +56,7 @@ def beside_model(
     progress: Progress,
     *,
     each_shard: bool,
+    trust_remote_code: bool = False,
 ) -> BesideModel:
     """Compare `samples` of the shards' samples; see `verify`."""
     places = chosen_places(shards, samples, each_shard=each_shard)
@@ -60,21 +67,30 @@ def beside_model(
     if first is None:
         return BesideModel(tuple(silent), ("no sample was compared with a model", *_images_note(with_images)))
     chosen = chain([first], chosen)
-    reference = reference_model(declarations[first.name.path], model)
+    reference = reference_model(declarations[first.name.path], model, trust_remote_code=trust_remote_code)
     head, broken = _stored_head(folder)
     told = [*silent, *broken, *(_finding(folder.path, what, "warning") for what in reference.differences)]
+    strange: list[Finding] = []
     if reference.loaded is None:
-        found = _head_alone(chosen, declarations, head)
+        known = known_ids(chosen, vocabulary_of(head.lm_head) if head else None, strange)
+        found = _head_alone(known, declarations, head)
         found = replace(found, notes=(f"no sample was compared with a model: {reference.note}", *found.notes))
     else:
         progress.started(Work("comparing with the model", len(places)))
-        found = _compared(chosen, first, declarations, reference.loaded, head, folder, progress)
+        known = known_ids(chosen, vocabulary_of_model(reference.loaded.model), strange)
+        found = _compared(known, declarations, reference.loaded, head, folder, progress)
     notes = (*found.notes, *_images_note(with_images))
-    return replace(found, findings=(*told, *found.findings), notes=notes, same_model=not reference.differences)
+    return replace(
+        found,
+        findings=(*told, *strange, *found.findings),
+        notes=notes,
+        same_model=not reference.differences,
+        weights=reference.loaded.folder if reference.loaded else None,
+    )
 
 
 def _of_text(samples: Iterable[ChosenSample], with_images: list[ChosenSample]) -> Iterator[ChosenSample]:
-    """Those whose ids alone make a forward; the others go to `with_images`, without their rows."""
+    """Yield the samples of text; those with images go to `with_images` without their rows."""
     for sample in samples:
         if sample.has_images:
             with_images.append(replace(sample, columns={}))
@@ -89,13 +105,16 @@ def _images_note(with_images: list[ChosenSample]) -> tuple[str, ...]:
 
 def _compared(
     chosen: Iterator[ChosenSample],
-    first: ChosenSample,
     declarations: dict[Path, Declaration],
     loaded: LoadedModel,
     head: Head | None,
     folder: OutputFolder,
     progress: Progress,
 ) -> BesideModel:
+    first = next(chosen, None)
+    if first is None:
+        return BesideModel()
+    chosen = chain([first], chosen)
     declaration = declarations[first.name.path]
     count = 0
     with _threads(declaration.threads):
@@ -108,7 +127,7 @@ def _compared(
         while some := list(islice(chosen, SAMPLES_AT_ONCE)):
             for sample in some:
                 comparison.add(sample)
-                progress.advanced(1, len(sample.input_ids))
+                progress.advanced(Done(1, len(sample.input_ids)))
             comparison.decide(loaded.model)
             count += len(some)
     source = f"{plain.source}, computed in {declaration.dtype}"
@@ -138,7 +157,7 @@ def _plain_forward(loaded: LoadedModel, declaration: Declaration, sample: Chosen
 def _head_alone(
     chosen: Iterable[ChosenSample], declarations: dict[Path, Declaration], head: Head | None
 ) -> BesideModel:
-    """What the stored head makes of the stored rows, held against the tokens that follow."""
+    """Compare the stored head's predictions from stored rows with the tokens that follow."""
     if head is None or not is_whole(head):
         return BesideModel()
     predictions = []
@@ -163,7 +182,7 @@ def _declarations(shards: Iterable[Shard]) -> tuple[dict[Path, Declaration], lis
 
 
 def _stored_head(folder: OutputFolder) -> tuple[Head | None, list[Finding]]:
-    if not (folder.head / DESCRIPTION_FILE).exists():
+    if not has_head(folder.head):
         return None, []
     try:
         return load_head(folder.head), []
@@ -177,7 +196,7 @@ def _finding(path: Path, what: str, severity: Severity) -> Finding:
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """As many threads as the run had: float32 bits change with them."""
+    """Use as many threads as the run did: float32 bits change with them."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

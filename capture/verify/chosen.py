@@ -1,4 +1,4 @@
-"""Which samples are compared with the model."""
+"""The samples that are compared with the model."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class ChosenSample:
 
     @property
     def input_ids(self) -> Tensor:
-        """(S,) int32, what went into the forward."""
+        """Return (S,) int32, what went into the forward."""
         return self.columns["input_ids"]
 
     @property
     def has_images(self) -> bool:
-        """Whether some of its rows hold image features, which its ids do not tell."""
+        """Return whether some of its rows hold image features, which its ids do not tell."""
         is_text = self.columns.get("is_text")
         return is_text is not None and not bool(is_text.all())
 

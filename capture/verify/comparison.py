@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from .float32 import in_float32
 from .plain_forward import PlainForward, PlainStates
 from .prediction import against_logits, is_whole, predicting_tap
 from .report import TapAgreement
+from .rounding import allowed_error
 from .values import ComparedTap, compare, judge_bits, judge_float32, judge_half
 from .verdict import Verdict
 
 _SAME_LIBRARIES = ("torch", "transformers")
+_installed = cache(version)  # parses a file on each call: half the time of verifying a small folder
 
 
 @dataclass
@@ -39,6 +42,7 @@ class Comparison:
     _undecided: list[ComparedTap] = field(default_factory=list)
     _errors: dict[tuple[str, State], list[Tensor]] = field(default_factory=dict)
     _differing: dict[tuple[str, State], int] = field(default_factory=dict)
+    _allowed: dict[tuple[str, State], str] = field(default_factory=dict)
 
     def add(self, sample: ChosenSample) -> None:
         """Compare every tap of a sample with a plain forward, and the head's tokens with the model's."""
@@ -59,18 +63,20 @@ class Comparison:
             self._undecided.clear()
 
     def agreement(self) -> tuple[TapAgreement, ...]:
-        """How near the stored rows came, by tap."""
+        """Return how near the stored rows came, by tap."""
         found = []
         for (label, state), parts in self._errors.items():
             errors = torch.cat(parts)
             equal = len(errors) - self._differing[label, state]
             largest = float(errors.max())
-            found.append(TapAgreement(label, str(state), len(errors), equal, float(errors.median()), largest))
+            allowed = self._allowed[label, state]
+            found.append(TapAgreement(label, str(state), len(errors), equal, float(errors.median()), largest, allowed))
         return tuple(found)
 
     def _count(self, one: ComparedTap) -> None:
         key = one.tap.label, one.tap.state
         self._errors.setdefault(key, []).append(one.errors)
+        self._allowed[key] = allowed_error(one.stored.dtype, half=self.half, bits_due=self._bits_due(one))
         self._differing[key] = self._differing.get(key, 0) + int(one.differing.sum())
 
     def _judge(self, one: ComparedTap) -> None:
@@ -83,16 +89,20 @@ class Comparison:
         self.verdicts += [verdict] if verdict else []
 
     def _bits_due(self, one: ComparedTap) -> bool:
-        """Whether the run promised the bits of a plain forward, and the libraries here are those that it used."""
+        """Return whether the run promised the bits of a plain forward, and the libraries here are those that it used."""
         declaration = self.declarations[one.sample.name.path]
         made_with = declaration.made_with
-        return declaration.exact and all(made_with.get(name) == version(name) for name in _SAME_LIBRARIES)
+        return declaration.exact and all(made_with.get(name) == _installed(name) for name in _SAME_LIBRARIES)
 
     def _predict(self, sample: ChosenSample, taps: Sequence[DeclaredTap], shown: PlainStates) -> None:
         tap = predicting_tap(taps, self.plain.n)
         if tap is None or tap.state not in shown.states or shown.logits is None or not is_whole(self.own_head):
             return
         own = self.own_head, shown.states[tap.state]
-        for head in (self.own_head, *([self.stored_head] if self.stored_head else [])):
-            verdict = against_logits(sample, tap, head, own, shown.logits) if is_whole(head) else None
-            self.verdicts += [verdict] if verdict else []
+        verdict = against_logits(sample, tap, self.own_head, own, shown.logits)
+        if verdict is not None:
+            self.verdicts.append(verdict)
+        elif self.stored_head is not None and is_whole(self.stored_head):
+            # The model's own head makes the model's tokens of the same rows: the stored head is at fault, and no shard is.
+            verdict = against_logits(sample, tap, self.stored_head, own, shown.logits)
+            self.verdicts += [replace(verdict, of_head=True)] if verdict else []

@@ -1,4 +1,4 @@
-"""What files say without a model: checks of the store, headers that agree, tokens that follow each other."""
+"""Checks that need no model: the store's own, headers that agree, tokens that follow each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...models.errors import RunError
-from ..progress import Progress, Work
+from ..progress import Done, Progress, Work
 from ..store import (
     Finding,
     Manifest,
@@ -21,6 +21,7 @@ from ..store import (
     check_shard,
     differences,
 )
+from ..store.plan import PLAN_FILE
 
 # May differ between two runs on one folder.
 _MADE_WITH = "made_with"
@@ -38,30 +39,40 @@ def check_values(shards: Collection[Shard], progress: Progress) -> list[Finding]
     for shard in shards:
         with shard:
             findings += check_shard(shard, checksums=False, values=True)
-        progress.advanced(1)
+        progress.advanced(Done(1))
     return findings
 
 
 def check_headers(folder: OutputFolder, shards: Mapping[int, Shard]) -> list[Finding]:
     """Plan, manifest and every header say the same of model, taps and the rest of the run."""
     identity, manifest = _plan_identity(folder), _manifest_identity(folder)
+    told = {shard.path: _lasting(shard.metadata) for shard in shards.values()}
     findings = []
     changed = _contradictions(identity, manifest)
-    if changed:
+    if changed and _agreeing(told.values(), manifest) > _agreeing(told.values(), identity):
+        what = f"it is of another run than the manifest and the shards: {changed[0]}"
+        findings.append(Finding(str(folder.plan / PLAN_FILE), None, None, what, "error"))
+        identity = manifest
+    elif changed:
         what = f"it is of another run than the plan: {changed[0]}"
         findings.append(Finding(str(folder.manifest_path), None, None, what, "error"))
     # Without either, the first header is as good as any.
-    agreed = identity or manifest or next((_lasting(shard.metadata) for shard in shards.values()), {})
-    for shard in shards.values():
-        changed = _contradictions(agreed, shard.metadata)
+    agreed = identity or manifest or next(iter(told.values()), {})
+    for path, about in told.items():
+        changed = _contradictions(agreed, about)
         if changed:
             what = f"its header is of another run than the folder: {changed[0]}"
-            findings.append(Finding(str(shard.path), None, None, what, "error"))
+            findings.append(Finding(str(path), None, None, what, "error", "plan"))
     return findings
 
 
+def _agreeing(told: Iterable[Mapping[str, Any]], identity: Mapping[str, Any]) -> int:
+    """Return how many headers do not contradict `identity`."""
+    return sum(not _contradictions(identity, about) for about in told)
+
+
 def check_following(shards: Iterable[Shard]) -> list[Finding]:
-    """What was sampled from a row of a generation is what went into the forward of the next one."""
+    """Check that the token sampled from each row of a generation is the input of the next row."""
     findings: list[Finding] = []
     for shard in shards:
         names = {column.name for column in shard.columns}
@@ -94,7 +105,7 @@ def _plan_identity(folder: OutputFolder) -> dict[str, Any]:
     try:
         return Plan(folder.plan).identity
     except PlanError:
-        return {}  # no plan, or one that the check of the structure tells of
+        return {}  # no plan, or one that the check of the structure reports
 
 
 def _manifest_identity(folder: OutputFolder) -> dict[str, Any]:

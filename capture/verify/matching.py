@@ -1,4 +1,4 @@
-"""Which state of the model some stored rows are: a search over every state and row shift."""
+"""The state of the model that some stored rows are: a search over every state and row shift."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHIFTS = (-1, 0, 1)
 # A match is bit-equal, or its median row error is at most this much.
 CLOSE = 1e-3
 # In half precision another batch rounds otherwise. Measured on a model of 30 layers in bfloat16: rows 0.005 to 0.015 from
-# float32 (medians), neighbouring boundaries 0.24 to 0.86 from each other, neighbouring rows 0.65 to 0.96. What is within this
+# float32 (medians), neighboring boundaries 0.24 to 0.86 from each other, neighboring rows 0.65 to 0.96. What is within this
 # is a match if it is also at most half as far away as the declared state.
 CLOSE_IN_HALF = 0.1
 # The medians of a few hundred rows decide as well as those of all.
@@ -24,7 +24,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Match:
-    """How far stored rows are from one state.
+    """The distance of stored rows from one state.
 
     shift: stored row t is beside row t + shift of the state. error: median over rows of |a - b| / |b|.
     """
@@ -40,7 +40,7 @@ class Match:
 
 
 def row_errors(rows: Tensor, truth: Tensor) -> Tensor:
-    """(S,) float64: |a - b| / |b| of each row of two (S, H) tensors; 0 where they are equal, inf where it is no number."""
+    """Return (S,) float64: |a - b| / |b| of each row of two (S, H) tensors; 0 where they are equal, inf where it is no number."""
     a, b = rows.double(), truth.double()
     gap = torch.linalg.vector_norm(a - b, dim=-1)
     errors: Tensor = (gap / torch.linalg.vector_norm(b, dim=-1)).nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -52,13 +52,13 @@ def row_errors(rows: Tensor, truth: Tensor) -> Tensor:
 
 
 def differing_rows(rows: Tensor, truth: Tensor) -> Tensor:
-    """(S,) bool: rows whose bits are not those of `truth`, of the same dtype; equal NaNs are equal."""
+    """Return (S,) bool: rows whose bits are not those of `truth`, of the same dtype; equal NaNs are equal."""
     integers = _BITS[rows.dtype.itemsize]
     return torch.ne(rows.contiguous().view(integers), truth.contiguous().view(integers)).any(-1)
 
 
 def closest_other(stored: Tensor, states: Mapping[State, Tensor], declared: State) -> Match | None:
-    """The best match among all states and row shifts but the declared one.
+    """Return the best match among all states and row shifts but the declared one.
 
     stored: (S, H); states: (S, H) each, of the stored dtype, on the CPU.
     """
@@ -72,7 +72,7 @@ def closest_other(stored: Tensor, states: Mapping[State, Tensor], declared: Stat
 
 
 def is_better(match: Match, declared: Match, *, half: bool) -> bool:
-    """Whether rows are `match` and not what they are declared to be. half: they were computed in half precision."""
+    """Return whether rows are `match` and not what they are declared to be. half: they were computed in half precision."""
     if declared.bit_equal:
         return False
     if match.bit_equal or match.error <= CLOSE < declared.error:

@@ -1,4 +1,4 @@
-"""Whether rows have left a final norm, seen from the rows and the norm alone."""
+"""A test of whether rows have left a final norm, from the rows and the norm alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAST_WEIGHT = 1e-2
 
 @torch.inference_mode()
 def has_left(norm: nn.Module, rows: Tensor) -> bool | None:
-    """Whether `rows` (T, H) are an output of `norm`; None where too few rows, or the norm's own outputs, do not show it.
+    """Return whether `rows` (T, H) are an output of `norm`; None where too few rows, or the norm's own outputs, do not show it.
 
     rows: on the norm's device and of its dtype.
     """
@@ -30,7 +30,7 @@ def has_left(norm: nn.Module, rows: Tensor) -> bool | None:
 
 
 def _scales(norm: nn.Module, rows: Tensor) -> Iterator[tuple[Tensor, Tensor | float]]:
-    """What the norm may multiply by and add: its weight, one more than it (Gemma), or nothing."""
+    """Yield the possible scales of a norm: its weight, its weight plus one (Gemma), or none."""
     weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     shift = bias.float() if isinstance(bias, Tensor) else 0.0
     if isinstance(weight, Tensor):

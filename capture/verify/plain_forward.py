@@ -31,7 +31,7 @@ class NoReferenceError(RunError):
 
 @dataclass(frozen=True)
 class PlainStates:
-    """What one plain forward of one sample gave, on the model's device.
+    """States of one plain forward of one sample, on the model's device.
 
     states: (S, H) each; those that the model shows in another shape are absent. logits: (S, V), None where it gives none.
     """
@@ -126,7 +126,7 @@ def _agree(shown: tuple[Tensor, ...], entered: Mapping[int, Tensor], n: int) -> 
 
 @contextmanager
 def _entering(layers: list[nn.Module]) -> Iterator[dict[int, Tensor]]:
-    """The (1, S, H) tensor that enters each layer, by its place, filled by each forward in the block."""
+    """Yield the (1, S, H) tensor that enters each layer, by its place, filled by each forward in the block."""
     entered: dict[int, Tensor] = {}
 
     def note(k: int) -> Callable[..., None]:
@@ -147,7 +147,7 @@ def _entering(layers: list[nn.Module]) -> Iterator[dict[int, Tensor]]:
 
 @contextmanager
 def _around(norm: nn.Module | None) -> Iterator[dict[bool, Tensor]]:
-    """What enters (False) and leaves (True) the norm."""
+    """Return the states that enter (False) and leave (True) the norm."""
     seen: dict[bool, Tensor] = {}
     if norm is None:
         yield seen

@@ -1,4 +1,4 @@
-"""Whether final norm and lm_head make of stored rows what a language model makes of them."""
+"""A check that final norm and lm_head predict the sample's tokens from its stored rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_SURPRISE = 0.6
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the rows of one sample predict of its tokens.
+    """Predictions of one sample's tokens from its rows.
 
     state: what they are by their own look: the declared state, or the other side of the norm.
     log_probs: by row shift, (T,) of the token that follows, if row t were the row t + shift.
@@ -45,14 +45,14 @@ class Prediction:
 
 
 def predicting_tap(taps: Iterable[DeclaredTap], n: int) -> DeclaredTap | None:
-    """The tap that the head can be put on: pre-norm, else boundary n, else post-norm."""
+    """Return the tap that the head can be put on: pre-norm, else boundary n, else post-norm."""
     able = [tap for tap in taps if tap.state in (State(n), State(n, normed=True))]
     return min(able, key=lambda tap: (tap.state.normed, tap.slot is not None), default=None)
 
 
 @torch.inference_mode()
 def logits_of(head: Head, rows: Tensor, *, normed: bool) -> Tensor:
-    """(T, V) on the CPU: of rows (T, H), through the norm unless they are `normed`."""
+    """Return (T, V) on the CPU: of rows (T, H), through the norm unless they are `normed`."""
     norm, lm_head = _parts(head)
     hidden = _on_head(lm_head, rows)
     logits: Tensor = lm_head(hidden if normed else norm(hidden))
@@ -62,7 +62,7 @@ def logits_of(head: Head, rows: Tensor, *, normed: bool) -> Tensor:
 def against_logits(
     sample: ChosenSample, tap: DeclaredTap, head: Head, own: tuple[Head, Tensor], logits: Tensor
 ) -> Verdict | None:
-    """Whether `head` on the stored rows and the model name the same likeliest tokens.
+    """Return whether `head` on the stored rows and the model name the same likeliest tokens.
 
     own: the model's head and its state (S, H) that `tap` declares; logits: (S, V), the model's. Where these two do not give
     the model's tokens either (a model that changes its states before the lm_head), nothing can be said.
@@ -79,7 +79,7 @@ def against_logits(
 
 
 def predict(sample: ChosenSample, tap: DeclaredTap, head: Head) -> Prediction | None:
-    """What the stored rows predict if they are shifted or not; None for a sample of fewer than four tokens."""
+    """Return how well the stored rows predict tokens, shifted and not; None for a sample of fewer than four tokens."""
     ids = sample.input_ids[: ROWS_PREDICTED + 3].long()
     T = len(ids) - 3
     if T < 1:
@@ -108,7 +108,7 @@ def judge_predictions(predictions: Sequence[Prediction]) -> list[Verdict]:
 
 
 def in_words(predictions: Sequence[Prediction]) -> str | None:
-    """How well the declared reading predicts the text."""
+    """Return how well the declared reading predicts the text."""
     if not predictions:
         return None
     tap = predictions[0].tap
@@ -122,7 +122,7 @@ def in_words(predictions: Sequence[Prediction]) -> str | None:
 
 
 def model_head(norm: nn.Module | None, model: nn.Module) -> Head:
-    """The head of a loaded model."""
+    """Return the head of a loaded model."""
     output = getattr(model, "get_output_embeddings", None)
     return Head(norm, output() if callable(output) else None, None)
 
@@ -147,7 +147,7 @@ def _parts(head: Head) -> tuple[nn.Module, nn.Module]:
 
 
 def is_whole(head: Head) -> bool:
-    """Whether rows can be put through it."""
+    """Return whether rows can be put through it."""
     return head.norm is not None and head.lm_head is not None
 
 

@@ -9,7 +9,11 @@ from typing import Any
 
 from transformers.utils import cached_file
 
-from ...models.loading import LoadedModel, ModelLoadError, ModelSource, load_model
+from ...models.checkpoint import CheckpointError
+from ...models.loaded_model import LoadedModel
+from ...models.loading import load_model
+from ...models.model_source import ModelLoadError, ModelSource
+from ...models.peft_adapter import CONFIG_FILE, NO_ADAPTER
 from .declared import Declaration
 
 NO_MODEL = "none"
@@ -30,31 +34,43 @@ class ReferenceModel:
     note: str | None = None
 
 
-def reference_model(declaration: Declaration, model: str | Path | ModelSource | None) -> ReferenceModel:
+def reference_model(
+    declaration: Declaration, model: str | Path | ModelSource | None, *, trust_remote_code: bool = False
+) -> ReferenceModel:
     """Load `model`, or the one that the header names where that is on this machine and still the same.
 
     It computes as the captured one did (dtype, attention) where `model` leaves that open. `"none"` loads nothing.
+    trust_remote_code: whether code that comes with the model may run, where `model` is no `ModelSource` that says so.
     Raises ModelLoadError or CheckpointError for a `model` that cannot be loaded.
     """
     if model == NO_MODEL:
         return ReferenceModel(None, note="not asked for")
     if model is not None:
-        source = model if isinstance(model, ModelSource) else ModelSource(str(model))
+        source = (
+            model if isinstance(model, ModelSource) else ModelSource(str(model), trust_remote_code=trust_remote_code)
+        )
         loaded = load_model(_computing_alike(source, declaration))
         return ReferenceModel(loaded, _differences(loaded, declaration.model))
     name = declaration.model.get("id")
     if not name:
         return ReferenceModel(None, note="the headers name no model")
-    return _declared_model(ModelSource(str(name), declaration.model.get("revision")), declaration)
+    source = ModelSource(str(name), declaration.model.get("revision"), trust_remote_code=trust_remote_code)
+    return _declared_model(source, declaration)
 
 
 def _declared_model(source: ModelSource, declaration: Declaration) -> ReferenceModel:
     if not _is_here(source):
         return ReferenceModel(None, note=f"{source.name} is not on this machine; name its place with --model")
+    adapter = declaration.model.get("peft_adapter")
+    if adapter not in (None, NO_ADAPTER) and not _has(str(adapter), None, CONFIG_FILE):
+        return ReferenceModel(None, note=f"its adapter {adapter} is not on this machine")
     try:
         loaded = load_model(_computing_alike(source, declaration))
-    except ModelLoadError as error:
-        return ReferenceModel(None, note=str(error))
+    except (ModelLoadError, CheckpointError) as error:
+        # It is here and should be comparable: that it is not is a finding, and not the caller's choice.
+        return ReferenceModel(
+            None, (f"the captured model cannot be loaded to compare with it: {error}",), "it cannot be loaded"
+        )
     differences = _differences(loaded, declaration.model)
     if differences:
         return ReferenceModel(
@@ -64,24 +80,41 @@ def _declared_model(source: ModelSource, declaration: Declaration) -> ReferenceM
 
 
 def _is_here(source: ModelSource) -> bool:
+    return _has(source.name, source.revision, "config.json")
+
+
+def _has(name: str, revision: str | None, file: str) -> bool:
     # A check never starts a download on its own.
     try:
-        return cached_file(source.name, "config.json", revision=source.revision, local_files_only=True) is not None
+        return cached_file(name, file, revision=revision, local_files_only=True) is not None
     except OSError:
         return False
 
 
 def _computing_alike(source: ModelSource, declaration: Declaration) -> ModelSource:
-    dtype = declaration.dtype if source.dtype == "auto" else source.dtype
+    # ModelSource refuses what is no dtype's name.
+    adapter = declaration.model.get("peft_adapter")
+    dtype: Any = declaration.load_dtype if source.dtype == "auto" else source.dtype
     return replace(
-        source, dtype=dtype, attn_implementation=source.attn_implementation or declaration.attn_implementation
+        source,
+        dtype=dtype,
+        keep_quantized=source.keep_quantized or declaration.keeps_quantized,
+        attn_implementation=source.attn_implementation or declaration.attn_implementation,
+        peft=source.peft or (None if adapter is None else str(adapter)),
     )
 
 
 def _differences(loaded: LoadedModel, stated: Mapping[str, Any]) -> tuple[str, ...]:
     found = {"config_sha256": ("config", loaded.config_hash), "weights_sha256": ("weight files", loaded.weights)}
-    return tuple(
+    differences = [
         f"the {what} of {loaded.source.name} are not those of the captured model ({stated[key][:12]} there, {value[:12]} here)"
         for key, (what, value) in found.items()
         if stated.get(key) not in (None, value)
-    )
+    ]
+    there, here = stated.get("peft_adapter_sha256"), loaded.peft_adapter
+    if stated.get("weights_sha256") is not None and there != here:  # imported rows say nothing of an adapter
+        one, other = (str(sha)[:12] if sha else "none" for sha in (there, here))
+        differences.append(
+            f"the adapter of {loaded.source.name} is not that of the captured model ({one} there, {other} here)"
+        )
+    return tuple(differences)

@@ -1,4 +1,4 @@
-"""Whether rows differ from a plain forward by rounding alone.
+"""A bound: rows that differ from a plain forward by rounding alone.
 
 No constant bounds what another batch does to half precision (row errors of 0.07 were seen on a small model, 0.18 where
 experts are chosen). So the rows are held against a float32 forward of the same weights, and so are those of a single forward
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 FACTOR = 1.25
@@ -24,8 +25,20 @@ FLOAT32_LIMIT = 1e-5
 NARROWED_LIMIT = 1e-3
 
 
+def allowed_error(stored: torch.dtype, *, half: bool, bits_due: bool) -> str:
+    """Return how far rows may be from a plain forward, in words, as they are judged.
+
+    stored: dtype of the rows. half: whether the run computed in half precision. bits_due: whether it promised equal bits.
+    """
+    if bits_due:
+        return "none, the run is exact"
+    if half:
+        return f"{FACTOR} x the rounding error of one plain forward"
+    return f"{FLOAT32_LIMIT if stored == torch.float32 else NARROWED_LIMIT:g}"
+
+
 def exceeds_rounding(stored: Tensor, single: Tensor) -> str | None:
-    """What is too far, in words, of row errors (R,) of stored rows and of a single forward, both against float32.
+    """Return, in words, which row errors (R,) exceed rounding, of stored rows and of a single forward against float32.
 
     The two round independently, so both quantiles are those of a few draws, and what could be chance is no fault. Quantiles
     are errors of some row: between a number and infinity there is nothing to interpolate.
@@ -41,5 +54,5 @@ def exceeds_rounding(stored: Tensor, single: Tensor) -> str | None:
 
 
 def lost_rows(stored: Tensor, single: Tensor) -> Tensor:
-    """(S,) bool: rows of one sample that are no rounding of the truth, whatever the others are."""
+    """Return (S,) bool: rows of one sample that are no rounding of the truth, whatever the others are."""
     return stored > max(LOST, LOST_FACTOR * float(single.max()))

@@ -66,7 +66,7 @@ def compare(
 
 
 def judge_bits(compared: ComparedTap, *, bits_due: bool) -> Verdict | None:
-    """What can be said without asking how far rounding reaches; None where nothing is wrong so far."""
+    """Return the finding that needs no bound of rounding; None if there is none."""
     if compared.closest is not None and compared.better:
         return compared.verdict(mismatch(compared.tap, compared.closest))
     wrong = compared.differing
@@ -77,7 +77,7 @@ def judge_bits(compared: ComparedTap, *, bits_due: bool) -> Verdict | None:
 
 
 def judge_float32(compared: ComparedTap, *, bits_due: bool) -> Verdict | None:
-    """For rows that were computed in float32, and have no better match."""
+    """Judge rows that were computed in float32 and have no better match."""
     limit = FLOAT32_LIMIT if compared.stored.dtype == torch.float32 else NARROWED_LIMIT
     wrong = compared.errors > limit
     if int(wrong.sum()) * 2 > len(wrong):
@@ -90,7 +90,7 @@ def judge_float32(compared: ComparedTap, *, bits_due: bool) -> Verdict | None:
 def judge_half(
     open_taps: Iterable[ComparedTap], in_float32: PlainForward, *, bits_due: Callable[[ComparedTap], bool]
 ) -> list[Verdict]:
-    """For rows that were computed in half precision, differ from a single forward and have no better match."""
+    """Judge rows of half precision that differ from a single forward and have no better match."""
     verdicts: list[Verdict] = []
     by_tap: dict[DeclaredTap, list[tuple[ComparedTap, Tensor, Tensor]]] = {}
     for sample_taps in _by_sample(open_taps):

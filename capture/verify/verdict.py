@@ -1,4 +1,4 @@
-"""What is said of one tap of one sample, and how many such make one finding."""
+"""Verdicts on one tap of one sample, merged into findings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..store import Finding
-from ..store.checks import Severity
+from ..store.checks import Severity, Witness
 from .chosen import SampleName
 from .declared import DeclaredTap
 from .matching import Match
@@ -17,6 +17,7 @@ class Verdict:
     """One tap of one sample is not what it should be.
 
     what: the same words for every sample with the same fault. detail: numbers of this sample.
+    of_head: whether the stored head is at fault, and not the rows.
     """
 
     sample: SampleName
@@ -24,10 +25,11 @@ class Verdict:
     what: str
     detail: str = ""
     severity: Severity = "error"
+    of_head: bool = False
 
 
 def mismatch(tap: DeclaredTap, match: Match) -> str:
-    """Which state the rows of `tap` are, in the words of its declaration."""
+    """Return which state the rows of `tap` are, in the words of its declaration."""
     right_state = match.state == tap.state
     if right_state:
         return f"{_shifted(match.shift)}: {_rows_of(tap.label, match.shift)}"
@@ -40,18 +42,26 @@ def mismatch(tap: DeclaredTap, match: Match) -> str:
 
 
 def merged(verdicts: Iterable[Verdict]) -> list[Finding]:
-    """One finding per shard, tensor and fault; it names the sample where it is one."""
-    groups: dict[tuple[str, str, str, Severity], list[Verdict]] = {}
+    """Return one finding per shard, tensor and fault; it names the sample where it is one."""
+    groups: dict[tuple[str, str, str, Severity, Witness], list[Verdict]] = {}
     for verdict in verdicts:
-        key = (str(verdict.sample.path), verdict.tap.column, verdict.what, verdict.severity)
+        witness: Witness = "head" if verdict.of_head else "model"
+        key = (str(verdict.sample.path), verdict.tap.column, verdict.what, verdict.severity, witness)
         groups.setdefault(key, []).append(verdict)
     return [
-        Finding(path, group[0].sample.sample_id if _samples(group) == 1 else None, tensor, _told(what, group), severity)
-        for (path, tensor, what, severity), group in groups.items()
+        Finding(
+            path,
+            group[0].sample.sample_id if _samples(group) == 1 else None,
+            tensor,
+            _sentence(what, group),
+            severity,
+            witness,
+        )
+        for (path, tensor, what, severity, witness), group in groups.items()
     ]
 
 
-def _told(what: str, group: list[Verdict]) -> str:
+def _sentence(what: str, group: list[Verdict]) -> str:
     first = group[0]
     if _samples(group) == 1:
         return what + (f": {first.detail}" if first.detail else "")

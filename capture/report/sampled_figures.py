@@ -1,4 +1,4 @@
-"""Pictures of what generation recorded: sampling supports and log-probabilities."""
+"""Figures of what generation recorded: sampling supports and log-probabilities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .sampled import SampledProfile
 
 
 def draw_supports(sampled: SampledProfile, palette: Palette) -> Axes:
-    """How many tokens rows were sampled from, in bins that double."""
+    """Return how many tokens rows were sampled from, in bins that double."""
     axes = new_axes()
     sizes = sampled.supports
     known = sizes[sizes > 0]

@@ -1,4 +1,4 @@
-"""Which pictures a report has, and what is said under each."""
+"""The figures of a report, with their captions."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from .drawing import DARK, LIGHT, Palette, colours, png
-from .sample_pictures import draw_lengths, draw_loss_mask, draw_rejects, draw_throughput
-from .sampled_pictures import draw_logprobs, draw_supports
-from .state_pictures import draw_cosines, draw_norms, draw_outliers, draw_variances
+from .drawing import DARK, LIGHT, Palette, colors, png
+from .sample_figures import draw_lengths, draw_loss_mask, draw_rejects, draw_throughput
+from .sampled_figures import draw_logprobs, draw_supports
+from .state_figures import draw_cosines, draw_norms, draw_outliers, draw_variances
 from .survey import Survey
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One picture as PNGs for light and for dark pages.
+class Figure:
+    """One figure as PNGs for light and for dark pages.
 
     name: of its file. title, caption: what it shows and how to read it.
     """
@@ -28,56 +28,56 @@ class Picture:
     dark: bytes
 
 
-def pictures(survey: Survey) -> list[Picture]:
-    """The pictures that this folder has something to show for."""
+def figures(survey: Survey) -> list[Figure]:
+    """Return the figures that this folder has something to show for."""
     shown = [_of_states(survey), _of_samples(survey), _of_generation(survey)]
-    return [picture for group in shown for picture in group]
+    return [figure for group in shown for figure in group]
 
 
-def _of_states(survey: Survey) -> list[Picture]:
+def _of_states(survey: Survey) -> list[Figure]:
     if not survey.profile.states:
         return []
     found = [
-        _picture("norms", "Norms per layer", _NORMS, lambda palette: draw_norms(survey, palette)),
-        _picture("variance", "Variance per layer", _VARIANCE, lambda palette: draw_variances(survey, palette)),
+        _figure("norms", "Norms per layer", _NORMS, lambda palette: draw_norms(survey, palette)),
+        _figure("variance", "Variance per layer", _VARIANCE, lambda palette: draw_variances(survey, palette)),
     ]
     if survey.profile.pairs:
-        found.append(_picture("cosine", "Neighbouring layers", _COSINE, lambda palette: draw_cosines(survey, palette)))
-    found.append(_picture("outliers", "Large dimensions", _OUTLIERS, lambda palette: draw_outliers(survey, palette)))
+        found.append(_figure("cosine", "Neighboring layers", _COSINE, lambda palette: draw_cosines(survey, palette)))
+    found.append(_figure("outliers", "Large dimensions", _OUTLIERS, lambda palette: draw_outliers(survey, palette)))
     return found
 
 
-def _of_samples(survey: Survey) -> list[Picture]:
-    found = [_picture("lengths", "Lengths", _LENGTHS, lambda palette: draw_lengths(survey, palette))]
+def _of_samples(survey: Survey) -> list[Figure]:
+    found = [_figure("lengths", "Lengths", _LENGTHS, lambda palette: draw_lengths(survey, palette))]
     if len(survey.profile.loss_mask):
-        found.append(_picture("loss-mask", "Loss mask", _LOSS_MASK, lambda palette: draw_loss_mask(survey, palette)))
+        found.append(_figure("loss-mask", "Loss mask", _LOSS_MASK, lambda palette: draw_loss_mask(survey, palette)))
     if survey.rejects:
-        found.append(_picture("rejects", "Rejected rows", _REJECTS, lambda palette: draw_rejects(survey, palette)))
+        found.append(_figure("rejects", "Rejected rows", _REJECTS, lambda palette: draw_rejects(survey, palette)))
     if survey.seals is not None:
-        drawn = _picture("throughput", "Rows over time", _THROUGHPUT, lambda palette: draw_throughput(survey, palette))
+        drawn = _figure("throughput", "Rows over time", _THROUGHPUT, lambda palette: draw_throughput(survey, palette))
         found.append(drawn)
     return found
 
 
-def _of_generation(survey: Survey) -> list[Picture]:
+def _of_generation(survey: Survey) -> list[Figure]:
     sampled, found = survey.sampled, []
     if sampled is not None and len(sampled.supports):
         found.append(
-            _picture("supports", "Sampling supports", _SUPPORTS, lambda palette: draw_supports(sampled, palette))
+            _figure("supports", "Sampling supports", _SUPPORTS, lambda palette: draw_supports(sampled, palette))
         )
     if sampled is not None and len(sampled.of_model):
         found.append(
-            _picture("logprobs", "Log-probabilities", _LOGPROBS, lambda palette: draw_logprobs(sampled, palette))
+            _figure("logprobs", "Log-probabilities", _LOGPROBS, lambda palette: draw_logprobs(sampled, palette))
         )
     return found
 
 
-def _picture(name: str, title: str, caption: str, draw: Callable[[Palette], Axes]) -> Picture:
+def _figure(name: str, title: str, caption: str, draw: Callable[[Palette], Axes]) -> Figure:
     drawn = []
     for palette in (LIGHT, DARK):
-        with colours(palette):
+        with colors(palette):
             drawn.append(png(draw(palette)))
-    return Picture(name, title, caption, *drawn)
+    return Figure(name, title, caption, *drawn)
 
 
 _NORMS = (

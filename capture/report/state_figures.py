@@ -1,4 +1,4 @@
-"""Pictures of the stored states: norms, variances, cosines, large dimensions."""
+"""Figures of the stored states: norms, variances, cosines, large dimensions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FEW = 8
 
 
 def draw_norms(survey: Survey, palette: Palette) -> Axes:
-    """The norm of rows per state, the first token of samples apart."""
+    """Return the norm of rows per state, the first token of samples apart."""
     axes, profile = new_axes(), survey.profile
     inner = ~profile.first
     bands = np.array([percentiles(state.norms[inner], (5, 50, 95)) for state in profile.states])
@@ -33,7 +33,7 @@ def draw_norms(survey: Survey, palette: Palette) -> Axes:
 
 
 def draw_variances(survey: Survey, palette: Palette) -> Axes:
-    """The variance of dimensions over tokens, per state."""
+    """Return the variance of dimensions over tokens, per state."""
     axes = new_axes()
     bands = np.array([percentiles(state.variances, (5, 50, 95)) for state in survey.profile.states])
     _bands(axes, bands, palette, "dimensions: median, 5-95 %")
@@ -45,7 +45,7 @@ def draw_variances(survey: Survey, palette: Palette) -> Axes:
 
 
 def draw_cosines(survey: Survey, palette: Palette) -> Axes:
-    """The cosine between neighbouring states."""
+    """Return the cosine between adjacent states."""
     axes, inner = new_axes(), ~survey.profile.first
     bands = np.array([percentiles(pair.cosines[inner], (5, 50, 95)) for pair in survey.profile.pairs])
     _bands(axes, bands, palette, "tokens: median, 5-95 %")
@@ -62,7 +62,7 @@ def draw_cosines(survey: Survey, palette: Palette) -> Axes:
 
 
 def draw_outliers(survey: Survey, palette: Palette) -> Axes:
-    """The size of dimensions beside the median dimension, per state."""
+    """Return the size of dimensions beside the median dimension, per state."""
     axes, states = new_axes(3.6), survey.profile.states
     few = len(states) <= _FEW
     for place, state in enumerate(states):

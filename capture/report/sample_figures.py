@@ -1,4 +1,4 @@
-"""Pictures of the samples: lengths, loss mask, rejects, and when they were sealed."""
+"""Figures of the samples: lengths, loss mask, rejects, and when they were sealed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNITS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 
 
 def draw_lengths(survey: Survey, palette: Palette) -> Axes:
-    """How many samples have how many tokens."""
+    """Return how many samples have how many tokens."""
     axes = new_axes()
     axes.hist(survey.lengths, bins=_length_bins(survey.lengths), color=palette.main, edgecolor=palette.face)
     if survey.max_length and survey.lengths.max() > 0.5 * survey.max_length:
@@ -26,7 +26,7 @@ def draw_lengths(survey: Survey, palette: Palette) -> Axes:
 
 
 def draw_loss_mask(survey: Survey, palette: Palette) -> Axes:
-    """How many samples have which share of supervised tokens."""
+    """Return how many samples have which share of supervised tokens."""
     axes = new_axes()
     shares = group_shares(survey.profile.loss_mask, survey.profile.sample, len(survey.places))
     axes.hist(shares, bins=np.linspace(0, 1, 21).tolist(), color=palette.main, edgecolor=palette.face)
@@ -72,7 +72,7 @@ def draw_throughput(survey: Survey, palette: Palette) -> Axes:
 
 
 def _length_bins(lengths: NDArray[np.int64]) -> list[float]:
-    """At most 30 bins whose edges are round numbers."""
+    """Return at most 30 bins whose edges are round numbers."""
     longest = int(lengths.max())
     step = next(
         size for power in range(12) for size in (10**power, 2 * 10**power, 5 * 10**power) if 30 * size >= longest
