@@ -16,8 +16,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import get_args
 
 import torch
+from benchmarking.device import device, generation
 from benchmarking.early_stop import early_stop
 from benchmarking.figures import Figure, markdown
 from benchmarking.memory import growth, memory
@@ -28,6 +30,8 @@ from benchmarking.speed import speed
 from benchmarking.storage import storage
 from smollm2 import default_folder
 
+from hiddentap.models.choices import CpuFastPaths
+
 SECTIONS: dict[str, Callable[[Setting], list[Figure]]] = {
     "operations": operations,
     "speed": speed,
@@ -35,6 +39,8 @@ SECTIONS: dict[str, Callable[[Setting], list[Figure]]] = {
     "storage": storage,
     "memory": memory,
     "growth": growth,
+    "device": device,
+    "generation": generation,
 }
 
 
@@ -71,7 +77,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--attn-implementation", metavar="NAME", help="of hiddentap and the floor (default: as transformers chooses)"
     )
+    parser.add_argument(
+        "--cpu-fast-paths",
+        choices=get_args(CpuFastPaths),
+        default="auto",
+        help="of hiddentap and the floor, as `hiddentap capture` takes it (default: %(default)s)",
+    )
     parser.add_argument("--dtype", default="auto", help="of every contender (default: as the config says)")
+    parser.add_argument(
+        "--device", default="auto", help="of every contender (default: the accelerator, where there is one)"
+    )
     parser.add_argument(
         "--data", choices=DATA_SETS, action="append", help="one data set of the section speed (default: both)"
     )
@@ -96,9 +111,11 @@ def setting_of(asked: argparse.Namespace) -> Setting:
         batch_tokens=asked.batch_tokens or (256 if asked.quick else None),
         dtype=asked.dtype,
         attention=asked.attn_implementation,
+        cpu_fast_paths=asked.cpu_fast_paths,
         data_sets=tuple(asked.data or DATA_SETS),
         folder=asked.folder,
         quick=asked.quick,
+        device=asked.device,
     )
 
 
@@ -111,6 +128,7 @@ def machine(setting: Setting) -> dict[str, str]:
     return {
         "model": f"{loaded.model.config.name_or_path}, {setting.n} layers, computing in {str(loaded.model.dtype)[6:]}",
         "attention": setting.attention or "as transformers chooses",
+        "CPU fast paths": setting.cpu_fast_paths,
         "layers": f"{', '.join(map(str, setting.chosen_layers))} (0-based) and what enters the final norm",
         "device": f"{kind}; {processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
         "libraries": f"{', '.join(libraries)}, Python {platform.python_version()}",

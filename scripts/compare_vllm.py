@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hiddentap.capture.progress import Silent
+from hiddentap.capture.progress import Done, Silent
 
 LENGTHS = (129, 227)
 BATCH_TOKENS = 4096
@@ -96,6 +96,7 @@ def _run(options: argparse.Namespace) -> None:
         engine=engine,
         compile=options.compile,
         batch_tokens=BATCH_TOKENS,
+        cpu_fast_paths="auto",
         text=TextSettings(loss_on="all"),
     )
     meter = Meter()
@@ -109,9 +110,9 @@ class Meter(Silent):
     def __init__(self) -> None:
         self.seen: list[tuple[int, float, float]] = []
 
-    def advanced(self, count: int = 0, tokens: int = 0, *, written: int = 0, rejected: int = 0) -> None:
-        if tokens:
-            self.seen.append((tokens, time.perf_counter(), time.process_time()))
+    def advanced(self, done: Done) -> None:
+        if done.tokens:
+            self.seen.append((done.tokens, time.perf_counter(), time.process_time()))
 
     def __str__(self) -> str:
         if len(self.seen) < 2:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures drafters: tokens per step that the target accepts on held-out prompts, through transformers' own generate().
+"""Measure draft models on held-out prompts: acceptance length and acceptance rate, through transformers' own generate().
 
     python scripts/evaluate_drafter.py --model M --drafter SEED-0 --drafter SEED-1 --prompts held-out.jsonl --compare
 
-Greedy decoding; each output is compared with plain greedy decoding, token by token, which is done once for all drafters. With
---compare each drafter is also served with the target's layers shifted (what a mistaken layer id does) and, for the floor, with
-random weights in its place.
+The acceptance length is the mean number of tokens per step, the target's own token included. The acceptance rate is accepted
+draft tokens / proposed ones. Decoding is greedy, and each output is compared with plain greedy decoding. With --compare each
+draft model is also served with the target's layers shifted, which is what a wrong layer id does, and with random weights.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(
     model: str, drafters: tuple[Path, ...], prompts: Path, limit: int | None, max_new_tokens: int, dtype: str, others: bool,
     shifts: tuple[int, ...], processes: int,
 ) -> None:  # fmt: skip
-    """Print what each drafter took, served each way, and how sure the differences are."""
+    """Print acceptance length and rate of each draft model, served each way, and the significance of the differences."""
     serving = Serving(model, dtype, drafters, shifts if others else None, max_new_tokens)
     asked = list(read_prompts(prompts, model, limit))
     found = measured(serving, asked, processes)
@@ -51,7 +51,7 @@ def main(
 
 
 def report(counts: Mapping[tuple[str, str], Sequence[Acceptance]]) -> Iterator[str]:
-    """Lines about {(way, drafter): a count per prompt}: what each drafter took, and what it took more as trained."""
+    """Yield the lines of {(way, drafter): a count per prompt}: what each took, then its gain as trained over each other way."""
     by_way = grouped(counts)
     for way, drafters in by_way.items():
         yield from (count_line(way, name, each) for name, each in drafters.items())
@@ -61,7 +61,7 @@ def report(counts: Mapping[tuple[str, str], Sequence[Acceptance]]) -> Iterator[s
 
 
 def grouped(counts: Mapping[tuple[str, str], Sequence[Acceptance]]) -> dict[str, dict[str, Sequence[Acceptance]]]:
-    """Way -> drafter -> a count per prompt; several drafters are also added up, prompt by prompt."""
+    """Return way -> drafter -> a count per prompt; add up several drafters, prompt by prompt, as one more."""
     by_way: dict[str, dict[str, Sequence[Acceptance]]] = {}
     for (way, drafter), each in counts.items():
         by_way.setdefault(way, {})[drafter] = each
@@ -73,16 +73,18 @@ def grouped(counts: Mapping[tuple[str, str], Sequence[Acceptance]]) -> dict[str,
 
 
 def count_line(way: str, drafter: str, each: Sequence[Acceptance]) -> str:
-    """What one drafter took, served one way."""
+    """Return the line of one drafter, served one way."""
     count = sum(each, Acceptance())
     return (
-        f"{drafter} {way}: {count.length:.3f} +- {standard_error(each):.3f} tokens per step "
-        f"({count.tokens} tokens in {count.steps} steps), output equal to plain greedy {count.equal} of {count.prompts} times"
+        f"{drafter} {way}: acceptance length {count.length:.3f} +- {standard_error(each):.3f} tokens per step "
+        f"({count.tokens} tokens in {count.steps} steps), "
+        f"acceptance rate {count.rate:.3f} ({count.taken} of {count.proposed} draft tokens), "
+        f"output equal to plain greedy {count.equal} of {count.prompts} times"
     )
 
 
 def difference_line(way: str, drafter: str, trained: Sequence[Acceptance], each: Sequence[Acceptance]) -> str:
-    """What it took more as trained, and how sure that is."""
+    """Return the line of the gain as trained over another way, with its interval and sign test."""
     found = compare(trained, each)
     return (
         f"{drafter} {AS_TRAINED} less {way}: {found.difference:+.3f} (95 % interval {found.low:+.3f} to {found.high:+.3f}), "
@@ -91,7 +93,7 @@ def difference_line(way: str, drafter: str, trained: Sequence[Acceptance], each:
 
 
 def read_prompts(path: Path, model_name: str, limit: int | None) -> Iterator[Tensor]:
-    """(1, P) ids of each row's messages, with the header of the answer."""
+    """Yield (1, P) ids of each row's messages, with the generation prompt."""
     tokenizer = AutoTokenizer.from_pretrained(model_name)
     lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     for line in lines[:limit]:

@@ -3,9 +3,9 @@
 
     python scripts/on_policy.py --model ~/.cache/hiddentap/smollm2-135m-instruct --steps 5
 
-Answers are sampled with top-k and top-p, so each token comes from a cut and renormalised distribution. The trainer restores that
+Answers are sampled with top-k and top-p, so each token comes from a cut and renormalized distribution. The trainer restores that
 distribution from the recorded support: its log-probabilities equal those of the sampler, and the ratio of the two starts at 1.
-Normalising over the whole vocabulary instead would begin with ratios off by what was cut; the script prints both. The reward is a
+Normalizing over the whole vocabulary instead would begin with ratios off by what was cut; the script prints both. The reward is a
 toy: how much of an answer is the letter "e".
 """
 

@@ -50,7 +50,8 @@ def support_table(page: str) -> str:
     lines = [
         f"Of the {types} model types that transformers maps to a causal LM, the layers of {found} are found and {exact} are exact"
         " without an adapter:",
-        f"every boundary of a layer that runs has the model's bits. {wrong} are wrong; what cannot be proved is refused.",
+        f"every boundary of a layer that runs has the model's bits. {wrong} are wrong, image-text models included; what"
+        " cannot be proved is refused.",
         "",
         "| families | decoder layers | result |",
         "|---|---|---|",
@@ -76,8 +77,16 @@ def write_readme() -> None:
 
 def _rows(page: str) -> dict[str, tuple[str, str]]:
     """Model type to where its layers are and what came of it."""
-    cells = (line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| "))
-    return {row[0]: (row[2].strip() or "none", _result(row[6])) for row in cells if len(row) == 7}
+    found: dict[str, tuple[str, str]] = {}
+    names: list[str] = []
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.removeprefix("| ").removesuffix(" |").split(" | ")]
+        if cells[0] == "model type":
+            names = cells
+        elif line.startswith("| ") and "result" in names and len(cells) == len(names):
+            row = dict(zip(names, cells, strict=True))
+            found[row["model type"]] = (row["layers"] or "none", _result(row["result"]))
+    return found
 
 
 def _result(text: str) -> str:

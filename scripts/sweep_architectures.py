@@ -3,7 +3,9 @@
 
 A tiny random model of each type is made from its config class and runs once while *every* module of it is recorded. Which
 modules are the layers and the norm is told from the record by value alone, then each boundary and the norm states are
-tapped and compared with it bit for bit. Nothing is downloaded.
+tapped and compared with it bit for bit. Then three samples run in other ways (padded on either side, on a cache in several
+steps) beside plain forwards of each alone, as `scripts/fuzz_models.py` does it. And the model is saved, and its rows with
+streamed weights are compared with those of it in memory. Nothing is downloaded.
 
     python scripts/sweep_architectures.py                      # print the table
     python scripts/sweep_architectures.py --write              # and write docs/architectures.md and README's table
@@ -16,10 +18,11 @@ import argparse
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,15 +33,18 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from fuzzing.shown_ways import counts_by_way, run_in_shown_ways, ways_table  # noqa: E402
+from fuzzing.verdicts import Verdict  # noqa: E402
 from readme_table import write_readme  # noqa: E402
 
 from hiddentap.models.adapter_names import ADAPTERS  # noqa: E402
 from support import architectures  # noqa: E402
 from support.recorder import equal  # noqa: E402
+from support.streamed_rows import Streamed, streamed  # noqa: E402
 from support.taps_against_record import Comparison, compare  # noqa: E402
 
 PAGE = ROOT / "docs" / "architectures.md"
-SECONDS_EACH = 120
+SECONDS_EACH = 240
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class Row:
     Attributes:
         result: ``exact`` | ``exact where it runs`` | ``exact through an adapter`` | ``refused`` | ``wrong`` | ``not built``.
         detail: adapters that are exact, and why the rest is refused.
+        ways: what came of each of `fuzzing.shown_ways.SHOWN`; empty where no layer is tapped without an adapter.
+        streamed: what came of it with streamed weights; None where no layer can be tapped.
     """
 
     model_type: str
@@ -58,6 +66,8 @@ class Row:
     form: str = ""
     norm: str = ""
     detail: str = ""
+    ways: dict[str, Verdict] = field(default_factory=dict)
+    streamed: Streamed | None = None
 
 
 def examine(model_type: str) -> Row:
@@ -67,7 +77,33 @@ def examine(model_type: str) -> Row:
         model = architectures.build(model_type)
     except Exception as failed:  # noqa: BLE001 - a type that cannot be built is a row of the table
         return Row(model_type, result="not built", detail=_first_line(failed))
-    return _row(model_type, type(model).__name__, compare(model, architectures.token_ids(2, 7)))
+    compared = compare(model, architectures.token_ids(2, 7))
+    row = _row(model_type, type(model).__name__, compared)
+    row = replace(row, ways=_ways(model_type, compared), streamed=_streamed(model_type, compared))
+    wrong = [f"{name}: {v.detail}" for name, v in row.ways.items() if v.is_finding]
+    if row.streamed is not None and row.streamed.kind == "different":
+        wrong.append(f"streamed: {row.streamed.detail}")
+    return replace(row, result="wrong", detail="; ".join(wrong)) if wrong else row
+
+
+def _ways(model_type: str, compared: Comparison) -> dict[str, Verdict]:
+    """Three samples in each way of running, at layers that were exact at once."""
+    layer_ids = [b - 1 for b in compared.exact if b > 0]
+    if compared.path is None or not layer_ids:
+        return {}
+    return run_in_shown_ways(model_type, compared.path, layer_ids, ordinary=compared.adapter is None)
+
+
+def _streamed(model_type: str, compared: Comparison) -> Streamed | None:
+    """Streamed rows beside those of the model in memory, at every layer that is exact, through an adapter if it needs one."""
+    through = {None: compared, **compared.adapters}
+    name, best = max(through.items(), key=lambda item: len(item[1].exact))
+    layer_ids = [b - 1 for b in best.exact if b > 0]
+    if compared.path is None or not layer_ids:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        final = "both" if best.norm == "exact" else "none"
+        return streamed(architectures.build(model_type), Path(folder), layer_ids, final=final, adapter=name)
 
 
 def _row(model_type: str, model_class: str, c: Comparison) -> Row:
@@ -157,12 +193,15 @@ def _received(name: str, receiving: Connection, late: bool) -> Row:
             return receiving.recv()
     except EOFError:
         pass
-    return Row(name, result="wrong", detail=f"took more than {SECONDS_EACH} s" if late else "the process crashed")
+    if late:
+        return Row(name, result="not measured", detail=f"took more than {SECONDS_EACH} s")
+    return Row(name, result="wrong", detail="the process crashed")
 
 
 def page(causal: list[Row], image_text: list[Row]) -> str:
     """The page docs/architectures.md."""
     exact = sum(row.result in ("exact", "exact where it runs") for row in causal)
+    kinds = Counter(row.streamed.kind for row in causal if row.streamed)
     found = sum(bool(row.path) for row in causal)
     lines = [
         "# Architectures",
@@ -181,10 +220,15 @@ def page(causal: list[Row], image_text: list[Row]) -> str:
         "attaching raises an error that says this. *not built*: the tiny model could not be made here.",
         "- *norm*: the module between the last layer and the head that pre-norm enters and post-norm leaves; *none* where the "
         "model has none, and asking for norm states is refused.",
+        "- *streamed*: the model is saved and its rows with `--stream-weights` are compared with rows of the saved model in "
+        "memory, bit for bit: samples one by one and in one batch, at every layer that is exact. *equal*: they have the same "
+        "bits. *refused*: an error says why. *cannot run*: nor does the saved model in memory. Of the causal LMs: "
+        f"{', '.join(f'{kind} {count}' for kind, count in kinds.most_common())}.",
         "",
         *_adapters(),
         *_table("Causal language models", causal),
         *_table("Image-text models, with text alone", image_text),
+        *ways_table({row.model_type: row.ways for row in causal + image_text if row.ways}),
     ]
     return "\n".join(lines)
 
@@ -203,16 +247,23 @@ def _adapters() -> list[str]:
 
 def _table(title: str, rows: list[Row]) -> list[str]:
     counts = ", ".join(f"{result} {count}" for result, count in Counter(row.result for row in rows).most_common())
-    head = ["model type", "class", "layers", "n", "layer returns", "norm", "result"]
+    head = ["model type", "class", "layers", "n", "layer returns", "norm", "streamed", "result"]
     lines = [f"## {title}", "", f"{counts}.", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for row in sorted(rows, key=lambda row: row.model_type):
         result = f"{row.result}: {row.detail}" if row.detail else row.result
         path = f"`{row.path}`" if row.path else ""
         form = row.form.replace("|", "\\|")
         norm = row.norm if row.norm in ("", "none") else f"`{row.norm}`"
-        cells = [row.model_type, row.model_class, path, "" if row.n is None else str(row.n), form, norm, result]
+        n = "" if row.n is None else str(row.n)
+        cells = [row.model_type, row.model_class, path, n, form, norm, _streamed_cell(row.streamed), result]
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
+
+
+def _streamed_cell(streamed: Streamed | None) -> str:
+    if streamed is None:
+        return ""
+    return f"{streamed.kind}: {_short(' '.join(streamed.detail.split()))}" if streamed.detail else streamed.kind
 
 
 def main() -> int:
@@ -227,6 +278,8 @@ def main() -> int:
         rows.append(row)
         if given.only or row.result not in ("exact", "exact where it runs"):
             print(f"{row.model_type:28} {row.result:26} {row.path:34} {row.form:24} {row.detail}", flush=True)
+        if given.only or (row.streamed is not None and row.streamed.kind != "equal"):
+            print(f"{row.model_type:28} streamed: {_streamed_cell(row.streamed)}", flush=True)
     causal = [row for row in rows if row.model_type in architectures.CAUSAL_LMS]
     image_text = [row for row in rows if row.model_type not in architectures.CAUSAL_LMS]
     for title, some in (("causal", causal), ("image-text", image_text)):
@@ -234,6 +287,8 @@ def main() -> int:
             f"{title}: {len(some)}, layers found {sum(bool(r.path) for r in some)},",
             dict(Counter(r.result for r in some)),
         )
+        print(*(f"  {line}" for line in counts_by_way(row.ways for row in some)), sep="\n")
+        print("  streamed:", dict(Counter(row.streamed.kind for row in some if row.streamed)))
     if given.write:
         PAGE.parent.mkdir(exist_ok=True)
         PAGE.write_text(page(causal, image_text), encoding="utf-8")

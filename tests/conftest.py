@@ -6,6 +6,7 @@ import os
 # One thread: float32 bits change with the number of threads, and tests compare bits across processes.
 os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def smollm2_folder() -> Path:
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny Llama with a byte tokenizer; tests do not change it."""
     return llama_folder(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def out(good: Path, tmp_path: Path) -> Path:
+    """A copy, to damage, of the folder that the module's own fixture `good` captured."""
+    return Path(shutil.copytree(good, tmp_path / "out"))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`hiddentap export`: a capture, as another trainer's files."""
+"""`hiddentap export`: a capture as another trainer's files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .json_values import show_json
-from .options import output_options
+from .groups import OptionGroup, grouped, option
+from .options import REPORTING
+from .output import show_json
 
 if TYPE_CHECKING:
     from ..formats import ExportSummary
@@ -26,56 +27,76 @@ LAYOUTS = (
 ALGORITHMS = ("eagle3", "dflash", "domino", "dspark")
 
 
-@click.command()
+OUTPUT = OptionGroup(
+    "Output",
+    (
+        option("--to", type=click.Choice(LAYOUTS), required=True, help="Layout to write."),
+        option("--dest", type=click.Path(), required=True, metavar="DIR", help="Folder to fill."),
+        option("--algorithm", type=click.Choice(ALGORITHMS), help="Algorithm to write for (specforge, angelslim)."),
+        option(
+            "--seq-length", type=click.IntRange(1), metavar="T",
+            help="Pad or truncate samples to this length (automodel-*).  [default: the longest]",
+        ),
+        option("--shard-size", type=click.IntRange(1), metavar="N", help="Samples per shard (deepspec, automodel-*)."),
+        option("--compress", is_flag=True, help="Gzip each file (specforge)."),
+    ),
+)  # fmt: skip
+MODEL = OptionGroup(
+    "Model",
+    (
+        option(
+            "--head", type=click.Path(), metavar="DIR",
+            help="Folder with the model's final norm, lm_head and embeddings.  [default: OUT/head]",
+        ),
+        option("--trust-remote-code", is_flag=True, help="Run code that comes with the model, to build its norm."),
+        option("--target-model", metavar="M", help="Name of the model in the files.  [default: as captured]"),
+        option(
+            "--target-vocab-size", type=click.IntRange(1), metavar="V", help="Vocabulary size; needed if there is no head."
+        ),
+        option(
+            "--draft-vocab-size", type=click.IntRange(1), metavar="D",
+            help="Vocabulary size of the draft model.  [default: all]",
+        ),
+        option(
+            "--draft-vocab", type=click.Path(), metavar="FILE",
+            help="Keep the vocabulary of an existing draft model: file with its d2t and t2d.",
+        ),
+    ),
+)  # fmt: skip
+LAYERS = OptionGroup(
+    "Layers",
+    (
+        option(
+            "--norm", type=click.Choice(["pre", "post"]),
+            help="Last hidden states before (pre) or after (post) the final norm (modelopt).  [default: post]",
+        ),
+        option(
+            "--target-probs-topk", type=click.IntRange(1), metavar="K",
+            help="Keep the teacher's K most likely tokens (automodel-eagle3).  [default: all]",
+        ),
+    ),
+)  # fmt: skip
+INPUT = OptionGroup(
+    "Input",
+    (
+        option(
+            "--min-supervised", type=click.IntRange(0), default=1, show_default=True, metavar="N",
+            help="Skip samples with fewer supervised tokens.",
+        ),
+    ),
+)  # fmt: skip
+
+
+@grouped(MODEL, LAYERS, INPUT, OUTPUT, REPORTING)
 @click.argument("source", type=click.Path(path_type=Path), metavar="OUT")
-@click.option("--to", type=click.Choice(LAYOUTS), required=True, help="Whose files to write.")
-@click.option("--dest", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder to fill.")
-@click.option(
-    "--algorithm", type=click.Choice(ALGORITHMS), help="For layouts that differ by it (specforge, angelslim)."
-)
-@click.option(
-    "--head",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder with the model's final norm, lm_head and embeddings.  [default: OUT/head]",
-)
-@click.option("--trust-remote-code", is_flag=True, help="Let code that comes with the model run, to build its norm.")
-@click.option(
-    "--norm", type=click.Choice(["pre", "post"]), help="Which last hidden states (modelopt).  [default: post]"
-)
-@click.option("--target-model", metavar="M", help="How the trainer names the model.  [default: as captured]")
-@click.option(
-    "--target-vocab-size", type=click.IntRange(1), metavar="V", help="Needed where there is no head to say it."
-)
-@click.option("--draft-vocab-size", type=click.IntRange(1), metavar="D", help="Tokens of the drafter.  [default: all]")
-@click.option(
-    "--target-probs-topk",
-    type=click.IntRange(1),
-    metavar="K",
-    help="Keep the teacher's K most likely tokens (automodel-eagle3).  [default: all]",
-)
-@click.option(
-    "--seq-length",
-    type=click.IntRange(1),
-    metavar="T",
-    help="Length that samples are padded and cut to (automodel-*).  [default: the longest]",
-)
-@click.option("--shard-size", type=click.IntRange(1), metavar="N", help="Samples of a shard (deepspec, automodel-*).")
-@click.option(
-    "--min-supervised",
-    type=click.IntRange(0),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Leave out samples with fewer supervised tokens.",
-)
-@click.option("--compress", is_flag=True, help="Gzip each file (specforge).")
-@output_options
 def export(quiet: bool, as_json: bool, **given: Any) -> int:
-    """Write the capture OUT as another trainer's files. The same command goes on where an earlier one stopped."""
+    """Write the capture OUT as another trainer's files.
+
+    Run the same command again to resume an export that was stopped.
+    """
     from ..formats import ExportSettings, export_dataset
+    from .output import quiet_libraries
     from .progress import shown_progress
-    from .quiet_libraries import quiet_libraries
 
     quiet_libraries()
     settings = ExportSettings(**given)
@@ -89,7 +110,7 @@ def export(quiet: bool, as_json: bool, **given: Any) -> int:
 
 
 def _show(summary: ExportSummary) -> None:
-    from .tables import table
+    from .output import table
 
     rows = [
         ("samples", f"{summary.samples:,}, {summary.tokens:,} tokens"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...models.errors import RunError
 from ..run import RunStopped, Stopping
+from ..store import RESUMED
 
 
 class GenerationStopped(RunError):  # noqa: N818 - an ending that was asked for
@@ -13,8 +14,7 @@ class GenerationStopped(RunError):  # noqa: N818 - an ending that was asked for
 
     def __init__(self, out: Path, exit_code: int) -> None:
         super().__init__(
-            f"stopped; sealed shards stay in {out} (CapturedDataset reads them with allow_incomplete=True). "
-            "A generation is not taken up again: start over with an empty folder."
+            f"stopped; sealed shards stay in {out} (CapturedDataset reads them with allow_incomplete=True). {RESUMED}"
         )
         self.exit_code = exit_code
 

@@ -1,4 +1,4 @@
-"""`hiddentap import`: another trainer's files, as a capture."""
+"""`hiddentap import`: another trainer's files as a capture."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .export import LAYOUTS
-from .json_values import show_json
 from .options import layer_ids, output_options
+from .output import show_json
 
 if TYPE_CHECKING:
     from ..formats import ImportSummary
@@ -17,43 +17,41 @@ if TYPE_CHECKING:
 
 @click.command("import")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--from", "layout", type=click.Choice(LAYOUTS), required=True, help="Whose files DIR holds.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="OUT", help="Folder to fill.")
-@click.option("--model", metavar="M", help="Folder or hub id of the model that the rows come from; reads its config.")
+@click.option("--from", "layout", type=click.Choice(LAYOUTS), required=True, help="Layout of the files in DIR.")
+@click.option("--out", type=click.Path(), required=True, metavar="OUT", help="Folder to fill.")
+@click.option("--model", metavar="M", help="Folder or hub id of the model that made the rows; only its config is read.")
 @click.option("--revision", metavar="R", help="Branch, tag or commit of a hub model.")
-@click.option("--trust-remote-code", is_flag=True, help="Let code that comes with the model run.")
+@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model.")
+@click.option("--n", type=click.IntRange(1), metavar="N", help="Number of decoder layers, without --model.")
 @click.option(
-    "--n", type=click.IntRange(1), metavar="N", help="The model's decoder layers, where --model is not given."
-)
-@click.option(
-    "--layer-ids", "ids", metavar="I,J,...", help="The layers, as DIR's maker was told.  [default: as DIR says]"
+    "--layer-ids", "ids", metavar="I,J,...", help="Layers that DIR claims to hold.  [default: as recorded in DIR]"
 )
 @click.option(
     "--convention",
     type=click.Choice(["layer_output", "boundary"]),
-    help="What those ids mean.  [default: boundary for speculators, layer_output for all others]",
+    help="Convention of those ids.  [default: boundary for speculators, layer_output for all others]",
 )
 @click.option(
-    "--final", type=click.Choice(["pre", "post"]), help="What DIR's last hidden states are.  [default: as DIR says]"
+    "--final",
+    type=click.Choice(["pre", "post"]),
+    help="Last hidden states before (pre) or after (post) the final norm.  [default: as recorded in DIR]",
 )
 @click.option(
-    "--first-token", type=click.IntRange(0), metavar="ID", help="The first token of every sample (automodel-eagle3)."
+    "--first-token", type=click.IntRange(0), metavar="ID", help="First token of every sample (automodel-eagle3)."
 )
+@click.option("--pad-id", type=click.IntRange(0), metavar="ID", help="Token id that pads samples (automodel-dspark).")
 @click.option(
-    "--pad-id", type=click.IntRange(0), metavar="ID", help="The id that samples are padded with (automodel-dspark)."
-)
-@click.option(
-    "--shard-rows", type=click.IntRange(1), default=262_144, show_default=True, help="Rows at which a shard is full."
+    "--shard-rows", type=click.IntRange(1), default=262_144, show_default=True, help="Maximum rows per shard."
 )
 @output_options
 def import_(quiet: bool, as_json: bool, ids: str | None, **given: Any) -> int:
-    """Read another trainer's files in DIR into shards in OUT, for `hiddentap verify` to check and `export` to write again.
+    """Convert another trainer's files in DIR to shards in OUT; check them with `hiddentap verify`.
 
-    The same command goes on where an earlier one stopped.
+    Run the same command again to resume an import that was stopped.
     """
     from ..formats import ImportSettings, import_dataset
+    from .output import quiet_libraries
     from .progress import shown_progress
-    from .quiet_libraries import quiet_libraries
 
     quiet_libraries()
     settings = ImportSettings(layer_ids=layer_ids(ids), **given)  # type: ignore[arg-type]  # named by the check of layer ids
@@ -67,7 +65,7 @@ def import_(quiet: bool, as_json: bool, ids: str | None, **given: Any) -> int:
 
 
 def _show(summary: ImportSummary) -> None:
-    from .tables import table
+    from .output import table
 
     boundaries = ", ".join(map(str, summary.boundaries)) or "none"
     rows = [

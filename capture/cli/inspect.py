@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...models.errors import UsageError
-from .json_values import show_json
 from .options import json_option
+from .output import show_json
 
 if TYPE_CHECKING:
-    from ..store import Column, Shard
+    from ..store import Shard, ShardDescription
     from .sample_rows import SampleRows
 
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="OUT")
 @click.option(
-    "--sample", "sample_id", metavar="ID", help="Show this sample: its text, its tokens with loss mask and norms."
+    "--sample", "sample_id", metavar="ID", help="Show this sample: text, and tokens with loss mask and norms."
 )
-@click.option("--tokenizer", metavar="M", help="Tokenizer to show text with.  [default: the one of the captured model]")
+@click.option("--tokenizer", metavar="M", help="Tokenizer that decodes the text.  [default: the captured model's]")
 @json_option
 def inspect(path: Path, sample_id: str | None, tokenizer: str | None, as_json: bool) -> int:
-    """Say what the folder or the shard OUT holds."""
+    """Print what the folder or shard OUT holds."""
     if sample_id is not None:
         from .sample_rows import show_rows
 
@@ -34,89 +35,69 @@ def inspect(path: Path, sample_id: str | None, tokenizer: str | None, as_json: b
         else:
             show_rows(sample)
         return 0
-    shards = _shards(path)
+    from ..reading.inspection import inspect_capture, readable_shards
+
+    shards, broken = readable_shards(path)
+    for error in broken:
+        click.echo(f"hiddentap: {error}", err=True)
     if as_json:
-        show_json(_values(path, shards))
+        show_json(inspect_capture(path))
     else:
         _show(path, shards)
     return 0
 
 
-def _shards(path: Path) -> list[Shard]:
-    from ..store import OutputFolder, Shard
-
-    if path.is_file():
-        return [Shard(path)]
-    if not path.is_dir():
-        raise UsageError(f"{path} is not there; expected a folder or a shard.")
-    sealed = OutputFolder(path).sealed_shards()
-    for error in sealed.broken.values():
-        click.echo(f"hiddentap: {error}", err=True)
-    if not sealed.shards:
-        raise UsageError(f"{path} holds no sealed shard.")
-    return [sealed.shards[index] for index in sorted(sealed.shards)]
-
-
-def _values(path: Path, shards: list[Shard]) -> dict[str, Any]:
-    return {
-        "path": path,
-        "shards": len(shards),
-        "bytes": sum(shard.nbytes for shard in shards),
-        "samples": sum(shard.M for shard in shards),
-        "rows": sum(shard.R for shard in shards),
-        "rejected": sum(len(shard.rejects) for shard in shards),
-        "complete": _complete(path),
-        "columns": {column.name: {"shape": column.shape, "dtype": _dtype(column)} for column in shards[0].columns},
-        "metadata": shards[0].metadata,
-    }
-
-
-def _complete(path: Path) -> bool | None:
-    """Whether the capture is complete; None where no manifest says."""
-    from ..store import Manifest
-
-    manifest = path / "manifest.json"
-    return Manifest.read(manifest).complete if manifest.is_file() else None
-
-
-def _dtype(column: Column) -> str:
-    return str(column.dtype).removeprefix("torch.")
-
-
 def _show(path: Path, shards: list[Shard]) -> None:
-    from .tables import size, table
+    from ..reading.inspection import dtype_name, is_complete
+    from ..store import Manifest
+    from .output import size, table
 
-    about = shards[0].metadata
+    about = shards[0].description
     rows = [("shards", f"{len(shards)}, {size(sum(s.nbytes for s in shards))}")]
     rows.append(("samples", f"{sum(s.M for s in shards):,}, {sum(s.R for s in shards):,} rows"))
     rows += _about(about)
-    rows += [(c.name, f"({', '.join(['R', *map(str, c.shape)])}) {_dtype(c)}") for c in shards[0].columns]
-    complete = _complete(path)
+    rows += [(c.name, f"({', '.join(['R', *map(str, c.shape)])}) {dtype_name(c)}") for c in shards[0].columns]
+    complete = is_complete(path)
     if complete is not None:
-        rows.append(("complete", "yes" if complete else "no: the same capture command goes on with it"))
+        rows.append(("complete", "yes" if complete else f"no. {Manifest.read(path / 'manifest.json').way_on}"))
     rejects = sum(len(s.rejects) for s in shards)
     if rejects:
         rows.append(("rejected", f"{rejects} samples in the forward; see rejects.jsonl"))
     click.echo(table(rows))
 
 
-def _about(about: dict[str, Any]) -> list[tuple[str, str]]:
-    if "taps" not in about:
+def _about(about: ShardDescription) -> list[tuple[str, str]]:
+    taps, model = about.taps, about.model
+    if taps is None:
         return []
-    taps, model = about["taps"], about["model"]
-    ids = ", ".join(map(str, taps["layer_ids"]))
+    adapter = _adapter(model)
+    ids, boundaries = (", ".join(map(str, numbers)) for numbers in (taps.layer_ids, taps.boundaries))
     return [
-        ("model", f"{model['id']} ({model['class']}, n = {taps['num_hidden_layers']}, H = {taps['hidden_size']})"),
-        ("layer ids", f"{ids} ({taps['convention']}), boundaries {', '.join(map(str, taps['boundaries']))}"),
-        ("final norm", taps["final"]),
-        ("mode", f"{about['mode']}, computed in {about['compute_dtype']}, stored in {about['store_dtype']}"),
+        ("model", f"{model.get('id')} ({model.get('class')}, n = {taps.n}, H = {taps.H})"),
+        *([("adapter", adapter)] if adapter else []),
+        ("layer ids", f"{ids} ({taps.convention}), boundaries {boundaries}"),
+        ("final norm", taps.final),
+        ("mode", f"{_mode(about)}, computed in {about.compute_dtype}, stored in {about.store_dtype}"),
     ]
 
 
+def _mode(about: ShardDescription) -> str:
+    chunk = about.json.get("prefill_chunk")
+    return f"{about.mode}, long samples in chunks of {chunk}" if chunk else str(about.mode)
+
+
+def _adapter(model: Mapping[str, Any]) -> str | None:
+    """Return which peft adapter a header says its model had; None where it says nothing of one."""
+    sha = model.get("peft_adapter_sha256")
+    if sha is None:
+        return model.get("peft_adapter")
+    return f"{model.get('peft_adapter') or 'the one in the folder of the model'} (sha256 {str(sha)[:12]})"
+
+
 def _sample(path: Path, sample_id: str, tokenizer: str | None) -> SampleRows:
-    from ..data import Sample, TokeniseOptions, Tokeniser, marked_text
+    from ..data import RecordEncoder, Sample, TokeniseOptions, marked_text
     from ..store import CapturedDataset
-    from .quiet_libraries import quiet_libraries
+    from .output import quiet_libraries
     from .sample_rows import SampleRows
 
     quiet_libraries()
@@ -127,8 +108,8 @@ def _sample(path: Path, sample_id: str, tokenizer: str | None) -> SampleRows:
         raise UsageError(f"{path} holds no sample {sample_id!r}.") from error
     ids, mask = item["input_ids"].int().numpy(), item["loss_mask"].numpy()
     sample = Sample(sample_id, item["source"], item["line"], ids, mask, "")
-    tokens = Tokeniser(TokeniseOptions(tokenizer=tokenizer or dataset.metadata["model"]["id"])).tokenizer
-    states, norms = _norms(dataset.metadata, item)
+    tokens = RecordEncoder(TokeniseOptions(tokenizer=tokenizer or dataset.description.model["id"])).tokenizer
+    states, norms = _norms(dataset.description, item)
     return SampleRows(
         title=f"{sample_id} ({sample.source}:{sample.line}): {len(ids)} rows",
         pieces=marked_text(tokens, sample),
@@ -140,17 +121,17 @@ def _sample(path: Path, sample_id: str, tokenizer: str | None) -> SampleRows:
     )
 
 
-def _norms(metadata: dict[str, Any], item: dict[str, Any]) -> tuple[list[str], list[list[float]]]:
-    """Names of the item's states, and per row the norm of each."""
+def _norms(description: ShardDescription, item: dict[str, Any]) -> tuple[list[str], list[list[float]]]:
+    """Return the names of the item's states, and per row the norm of each."""
     import numpy as np
 
     from ..report.measures import row_norms
-    from ..report.states import named_states, rows_of
+    from ..report.states import ordered_states
 
     shapes = {name: tuple(item[name].shape[1:]) for name in item if hasattr(item[name], "shape")}
-    states = named_states(shapes, metadata)
+    states = ordered_states(description, shapes)
     norms = (
-        np.stack([row_norms(rows_of(state, item)) for state in states], axis=1)
+        np.stack([row_norms(state.rows(item).float()) for state in states], axis=1)
         if states
         else np.empty((len(item["input_ids"]), 0))
     )

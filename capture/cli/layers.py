@@ -1,4 +1,4 @@
-"""`hiddentap layers`: where a model's layers are, what ids mean in each system, and which ones the algorithms take."""
+"""`hiddentap layers`: where a model's layers are, and what layer ids mean in each system."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .json_values import show_json
 from .options import json_option, layer_ids
+from .output import show_json
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ...models.decoder import Decoder
     from ...models.layer_ids import Algorithm
+    from ...models.published_form import PublishedForm
+    from ...models.streaming import StreamedNeeds
 
 
 @click.command()
 @click.argument("model", metavar="M")
 @click.option("--revision", metavar="R", help="Branch, tag or commit of a hub model.")
-@click.option("--trust-remote-code", is_flag=True, help="Let code that comes with the model run.")
-@click.option("--adapter", metavar="NAME", help="How to read the residual stream where it is not plain.")
-@click.option("--layer-ids", "ids", metavar="I,J,...", help="Say these ids in each system's terms.")
-@click.option(
-    "--ids-of", default="layer_output", show_default=True, metavar="SYSTEM", help="Whose ids --layer-ids are."
-)
+@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model.")
+@click.option("--adapter", metavar="NAME", help="Adapter that reads the residual stream if it is not plain.")
+@click.option("--layer-ids", "ids", metavar="I,J,...", help="Convert these ids to each system's.")
+@click.option("--ids-of", default="layer_output", show_default=True, metavar="SYSTEM", help="System of --layer-ids.")
 @json_option
 def layers(
     model: str,
@@ -35,31 +35,44 @@ def layers(
     ids_of: str,
     as_json: bool,
 ) -> int:
-    """Say where the decoder layers of M are, how many, and the default ids of each algorithm in each system's terms.
+    """Print where the decoder layers of M are, and the default ids of each algorithm in each system.
 
-    Reads the config alone, no weights.
+    Reads the config and the headers of local weight files, no weights.
     """
+    from ...models.config import model_types
     from ...models.decoder import find_decoder
-    from ...models.loading import ModelSource, model_skeleton
-    from .quiet_libraries import quiet_libraries
+    from ...models.loading import local_form, model_skeleton
+    from ...models.model_source import ModelSource
+    from .output import quiet_libraries
 
     quiet_libraries()
-    skeleton = model_skeleton(ModelSource(model, revision, trust_remote_code=trust_remote_code))
-    decoder = find_decoder(skeleton, adapter=adapter)
+    source = ModelSource(model, revision, trust_remote_code=trust_remote_code)
+    skeleton, form = model_skeleton(source), local_form(source)
+    decoder, types = find_decoder(skeleton, adapter=adapter), model_types(skeleton.config)
+    needs = None if form is None else _needs(decoder, form)
     if as_json:
-        show_json(_values(skeleton, decoder) | {"same_as": _same_as(layer_ids(ids), decoder.n, ids_of)})
+        told = {
+            "form": str(form) if form else None,
+            "bytes_on_disk": form.bytes_on_disk if form else None,
+            "streamed": needs and {
+                "memory": needs.memory, "layer": needs.layer, "outside": needs.outside, "read": sum(needs.layers_on_disk)
+            },
+        }  # fmt: skip
+        show_json(_values(skeleton, decoder) | told | {"same_as": _same_as(layer_ids(ids), decoder.n, ids_of, types)})
         return 0
-    _show(skeleton, decoder)
+    _show(skeleton, decoder, form, needs)
     if ids is not None:
-        click.echo("\n" + _conversions(layer_ids(ids), decoder.n, ids_of))
+        click.echo("\n" + _conversions(layer_ids(ids), decoder.n, ids_of, types))
     return 0
 
 
 def _values(skeleton: nn.Module, decoder: Decoder) -> dict[str, Any]:
+    from ...models.config import model_types
     from ...models.id_systems import SYSTEMS
     from ...models.kimi import kimi_generation
     from ...models.layer_ids import CONVENTIONS
 
+    types = model_types(skeleton.config)
     n, kimi = decoder.n, kimi_generation(skeleton.config, decoder.layers)
     systems = {name: system for name, system in SYSTEMS.items() if name not in CONVENTIONS}
     return {
@@ -77,15 +90,26 @@ def _values(skeleton: nn.Module, decoder: Decoder) -> dict[str, Any]:
                 "lowest": system.lowest(),
                 "highest": system.highest(n),
                 "meaning": system.about,
-                **{algorithm: _defaults_in(name, algorithm, n) for algorithm in ("eagle3", "dflash")},
+                **{algorithm: _defaults_in(name, algorithm, n, types) for algorithm in ("eagle3", "dflash")},
             }
             for name, system in systems.items()
         },
     }
 
 
-def _show(skeleton: nn.Module, decoder: Decoder) -> None:
-    from .tables import table
+def _needs(decoder: Decoder, form: PublishedForm) -> StreamedNeeds:
+    """Return the needs of streamed weights that compute in the config's dtype."""
+    import torch
+
+    from ...models.streaming import StreamedNeeds
+
+    stated = getattr(getattr(decoder.model, "config", None), "dtype", None) or torch.float32
+    return StreamedNeeds.of_skeleton(decoder, form.tensors.values(), stated.itemsize)
+
+
+def _show(skeleton: nn.Module, decoder: Decoder, form: PublishedForm | None, needs: StreamedNeeds | None) -> None:
+    from ...models.config import model_types
+    from .output import size, table
 
     n = decoder.n
     rows = [
@@ -97,13 +121,19 @@ def _show(skeleton: nn.Module, decoder: Decoder) -> None:
     ]
     if decoder.adapter_name is not None:
         rows.insert(2, ("adapter", decoder.adapter_name))
+    if form is not None:
+        rows.insert(1, ("form", f"{form}; {form.bytes_on_disk:,} bytes on disk"))
+    if needs is not None:
+        read = f"reads up to {size(sum(needs.layers_on_disk))} for each block of batches"
+        held = f"two layers of {size(needs.layer)} and {size(needs.outside)} outside the layers"
+        rows.insert(2, ("--stream-weights", f"{read}; holds {size(needs.memory)} ({held}) and the states of a block"))
     rows[1:1] = _kimi_rows(skeleton, decoder)
     click.echo(table(rows))
-    click.echo("\n" + _default_table(n) + "\n\n" + _system_table(n))
+    click.echo("\n" + _default_table(n) + "\n\n" + _system_table(n, model_types(skeleton.config)))
 
 
 def _kimi_rows(model: Any, decoder: Any) -> list[tuple[str, str]]:
-    """Which generation of Kimi the model is, and the readings it leaves to choose from; no row for other models."""
+    """Return rows with the model's Kimi generation and its possible readings; none for other models."""
     from ...models.kimi import kimi_generation
 
     generation = kimi_generation(model.config, decoder.layers)
@@ -113,33 +143,33 @@ def _kimi_rows(model: Any, decoder: Any) -> list[tuple[str, str]]:
     return [("generation", f"{generation.name}, read plainly" if not readings else f"{generation.name}: {readings}")]
 
 
-def _same_as(ids: Any, n: int, of: str) -> dict[str, tuple[int, ...] | None] | None:
-    """The states that `ids` of one system name, in the ids of every system; None where one cannot name them, or nobody asked."""
+def _same_as(ids: Any, n: int, of: str, types: tuple[str, ...]) -> dict[str, tuple[int, ...] | None] | None:
+    """Return `ids` of one system in the ids of every system; None for a system that cannot name them, or without ids."""
     from ...models.id_systems import SYSTEMS, convert_layer_ids, states_of
     from ...models.layer_ids import LayerIdError
 
     if ids is None:
         return None
-    states_of(ids, n, of)  # says what is wrong with the ids themselves
+    states_of(ids, n, of, types)  # says what is wrong with the ids themselves
     found: dict[str, tuple[int, ...] | None] = {}
     for name in SYSTEMS:
         try:
-            found[name] = convert_layer_ids(ids, n, of=of, to=name)
+            found[name] = convert_layer_ids(ids, n, of=of, to=name, model_types=types)
         except LayerIdError:
             found[name] = None
     return found
 
 
-def _conversions(ids: Any, n: int, of: str) -> str:
-    """The states that `ids` of one system name, in the ids of every system; why not, where one cannot name them."""
+def _conversions(ids: Any, n: int, of: str, types: tuple[str, ...]) -> str:
+    """Return `ids` of one system in the ids of every system; for one that cannot name them, the reason."""
     from ...models.id_systems import SYSTEMS, convert_layer_ids, states_of
     from ...models.layer_ids import LayerIdError
 
-    states = states_of(ids, n, of)
+    states = states_of(ids, n, of, types)
     lines = [f"{'the same as':<18}({of} {_listed(ids)}: {', '.join(map(str, states))})"]
     for name in SYSTEMS:
         try:
-            lines.append(f"{name:<18}{_listed(convert_layer_ids(ids, n, of=of, to=name))}")
+            lines.append(f"{name:<18}{_listed(convert_layer_ids(ids, n, of=of, to=name, model_types=types))}")
         except LayerIdError as unfit:
             lines.append(f"{name:<18}- {unfit}")
     return "\n".join(lines)
@@ -161,8 +191,8 @@ def _default_table(n: int) -> str:
     return "\n".join(lines)
 
 
-def _system_table(n: int) -> str:
-    """The systems whose ids `capture --ids-of` takes: their range here, their default for EAGLE-3, and what an id means."""
+def _system_table(n: int, types: tuple[str, ...]) -> str:
+    """Return a table of the systems of `--ids-of`: range of ids, EAGLE-3 defaults, meaning of an id."""
     from ...models.id_systems import SYSTEMS
     from ...models.layer_ids import CONVENTIONS
 
@@ -170,14 +200,16 @@ def _system_table(n: int) -> str:
     for name, system in SYSTEMS.items():
         if name in CONVENTIONS:
             continue
-        eagle3, dflash = (_listed(_defaults_in(name, algorithm, n) or ()) or "-" for algorithm in ("eagle3", "dflash"))
+        eagle3, dflash = (
+            _listed(_defaults_in(name, algorithm, n, types) or ()) or "-" for algorithm in ("eagle3", "dflash")
+        )
         span = f"{system.lowest()}..{system.highest(n)}"
         lines.append(f"{name:<18}{span:<10}{eagle3:<14}{dflash:<18}{system.about}")
     return "\n".join(lines)
 
 
 def _defaults(algorithm: Algorithm, n: int) -> dict[str, tuple[int, ...]] | None:
-    """The default ids in both conventions; None where the model has too few layers for them."""
+    """Return the default ids in both conventions; None for a model with too few layers."""
     from ...models.default_ids import default_layer_ids
     from ...models.layer_ids import to_boundaries
 
@@ -188,14 +220,14 @@ def _defaults(algorithm: Algorithm, n: int) -> dict[str, tuple[int, ...]] | None
     return {"layer_output": ids, "boundary": to_boundaries(ids, n, "layer_output")}
 
 
-def _defaults_in(system: str, algorithm: Algorithm, n: int) -> tuple[int, ...] | None:
-    """The default ids in a system's own words; None where it has none for a model of n layers."""
+def _defaults_in(system: str, algorithm: str, n: int, types: tuple[str, ...]) -> tuple[int, ...] | None:
+    """Return a system's own default ids; None if it has none for n layers."""
     from ...models.default_ids import FORMULAS, default_ids
 
     if (algorithm, system) not in FORMULAS:
         return None
     try:
-        return default_ids(system, algorithm, n)
+        return default_ids(system, algorithm, n, model_types=types)
     except ValueError:
         return None
 

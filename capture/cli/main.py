@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 
 import click
 
@@ -15,6 +16,8 @@ from .generate import generate
 from .import_ import import_
 from .inspect import inspect
 from .layers import layers
+from .own_stdout import stdout_kept_for_json
+from .printable import printable
 from .report import report
 from .verify import verify
 
@@ -24,7 +27,7 @@ INTERRUPTED = 130
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="hiddentap")
 def hiddentap() -> None:
-    """Take a causal language model's hidden states at explicit layers and write them as safetensors."""
+    """Capture a causal language model's hidden states at explicit layers as safetensors."""
 
 
 for command in (capture, audit, layers, inspect, export, import_, verify, generate, report):
@@ -36,20 +39,28 @@ def main() -> None:
     # The tokenizers' own threads and worker processes do not go together.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        code = hiddentap.main(standalone_mode=False)
+        with stdout_kept_for_json() if "--json" in sys.argv else nullcontext():
+            code = hiddentap.main(standalone_mode=False)
     except click.exceptions.Exit as done:
         code = done.exit_code
     except click.ClickException as error:
-        code = _failed(error.format_message(), 2)
+        code = _failed(" ".join(error.format_message().split()), 2)  # click lists choices one a line
     except HiddentapError as error:
         code = _failed(str(error), error.exit_code)
     except OSError as error:
-        code = _failed(str(error), 1)
+        code = _failed(_refused(error), 1)
     except (KeyboardInterrupt, click.Abort):
         code = _failed("interrupted", INTERRUPTED)
     sys.exit(code or 0)
 
 
+def _refused(error: OSError) -> str:
+    """Return the system's message with the file's name, never with a file descriptor."""
+    if isinstance(error.filename, int) or (error.filename is None and error.strerror):
+        return f"the system refused to read or write a file: {error.strerror}; look at its log (`dmesg`) and run again"
+    return str(error)
+
+
 def _failed(text: str, code: int) -> int:
-    click.echo(f"hiddentap: {text}", err=True)
+    click.echo(f"hiddentap: {printable(text)}", err=True)
     return code

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their text becomes values."""
+"""Options that several commands share, in groups, and how their text becomes values."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
+from ...models.choices import Algorithm, Convention, DtypeName, Final, IdsFormat, LossOn, OnDropped, OnTooLong, Think
+from .groups import DtypeChoice, OptionGroup, choice, option, values
+
 if TYPE_CHECKING:
-    from ...models.loading import ModelSource
-    from ..run import TextSettings
+    from ...models.model_source import ModelSource
+    from ..settings import TextSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _INTEGER = re.compile(r"[+-]?\d+")
-_COMPUTE = ("dtype", "device", "device_map", "attn_implementation")
 
 
 def layer_ids(text: str | None) -> tuple[int | str, ...] | None:
-    """``1,14,26`` as integers. What is no integer stays text: the check of layer ids names it."""
+    """Return ``1,14,26`` as integers. What is no integer stays text: the check of layer ids names it."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
@@ -29,7 +31,7 @@ def layer_ids(text: str | None) -> tuple[int | str, ...] | None:
 
 
 def key_values(pairs: tuple[str, ...], option: str) -> dict[str, Any]:
-    """``K=V`` pairs; V is read as JSON where it is JSON (false, 3, "x", [1]) and is a string otherwise."""
+    """Return ``K=V`` pairs; V is read as JSON where it is JSON (false, 3, "x", [1]) and is a string otherwise."""
     arguments = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -43,145 +45,190 @@ def key_values(pairs: tuple[str, ...], option: str) -> dict[str, Any]:
 
 
 def template_text(path: Path | None) -> str | None:
-    """The chat template in a file."""
+    """Return the chat template in a file."""
     if path is None:
         return None
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"{path} cannot be read: {error}", param_hint="--chat-template") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise click.BadParameter(f"{path} cannot be read ({why})", param_hint="--chat-template") from error
 
 
-def text_settings(given: Mapping[str, Any]) -> TextSettings:
-    """What `text_options` were given."""
-    from ..run import TextSettings
-
-    return TextSettings(
-        max_length=given["max_length"],
-        on_too_long=given["on_too_long"],
-        loss_on=given["loss_on"],
-        think=given["think"],
-        ids_format=given["ids_format"],
-        chat_template=template_text(given["chat_template"]),
-        template_args=key_values(given["template_arg"], "--template-arg"),
-        strict=given["strict"],
-        limit=given["limit"],
-        workers=given["tokenise_workers"],
-        allow_rejects=given["allow_rejects"],
+def pairs_option(*names: str, **settings: Any) -> click.Option:
+    """Return a repeatable option of ``K=V`` pairs, whose value is their mapping."""
+    return option(
+        *names,
+        multiple=True,
+        metavar="K=V",
+        callback=lambda _, param, value: key_values(value, param.opts[-1]),
+        **settings,
     )
 
 
-def model_source(given: Mapping[str, Any]) -> ModelSource:
-    """What `model_options` and `compute_options` were given; without the latter, the model as its config says."""
-    from ...models.loading import ModelSource
-
-    names = ("revision", "trust_remote_code", *_COMPUTE)
-    return ModelSource(given["model"], **{name: given[name] for name in names if name in given})
-
-
-def model_options(function: Command) -> Command:
-    """Which model."""
-    return _with(
-        function,
-        click.option("--model", required=True, metavar="M", help="Folder or hub id of the model."),
-        click.option("--revision", metavar="R", help="Branch, tag or commit of a hub model."),
-        click.option("--trust-remote-code", is_flag=True, help="Let code that comes with the model run."),
+def layer_ids_option(name: str, help_text: str) -> click.Option:
+    """Return the option ``--layer-ids``, whose value is a tuple of ids."""
+    return option(
+        "--layer-ids", name, metavar="I,J,...", callback=lambda _, __, value: layer_ids(value), help=help_text
     )
 
 
-def compute_options(function: Command) -> Command:
-    """How the model computes, and where."""
-    return _with(
-        function,
-        click.option(
-            "--dtype", type=click.Choice(["auto", "bfloat16", "float16", "float32"]), default="auto", show_default=True,
-            help="How the model computes; auto: as its config says.",
+MODEL = OptionGroup(
+    "Model",
+    (
+        option("--model", "name", required=True, metavar="M", help="Folder or hub id of the model."),
+        option("--revision", metavar="R", help="Branch, tag or commit of a hub model."),
+        option("--trust-remote-code", is_flag=True, help="Run code that comes with the model."),
+    ),
+)
+COMPUTE = OptionGroup(
+    "Model",
+    (
+        option(
+            "--dtype", type=DtypeChoice(get_args(DtypeName)), default="auto", show_default=True,
+            help="Compute dtype (bf16, fp16 and fp32 work too); auto: the one in the config.",
         ),
-        click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, ..."),
-        click.option("--device-map", metavar="MAP", help="Spread the model over devices, such as auto (needs accelerate)."),
-        click.option(
-            "--attn-implementation",
-            metavar="NAME",
-            help="eager, sdpa, flash_attention_2, ... (default: as transformers chooses; capture: maybe faster blocks on a CPU)",
+        option("--device", default="auto", show_default=True, help="Device of the model: auto, cpu, cuda, cuda:1, ..."),
+        option("--device-map", metavar="MAP", help="Spread the model over devices: auto, balanced, ... (needs accelerate)."),
+        option(
+            "--attn-implementation", metavar="NAME",
+            help="Attention: eager, sdpa, flash_attention_2, ...  [default: as transformers; capture: in blocks on some CPUs]",
         ),
-    )  # fmt: skip
+        option(
+            "--keep-quantized", is_flag=True,
+            help="Compute in the checkpoint's own quantized arithmetic instead of dequantizing its weights.",
+        ),
+        option(
+            "--peft", metavar="ADAPTER",
+            help="Apply this adapter, a folder or hub id (needs peft); none: leave out the one in the model's folder.",
+        ),
+    ),
+)  # fmt: skip
+LAYERS = OptionGroup(
+    "Layers",
+    (
+        layer_ids_option("layer_ids", "Decoder layers, such as 1,14,26 (see `hiddentap layers M`)."),
+        option(
+            "--convention", type=choice(Convention),
+            help="Meaning of layer id k: output of 0-based layer k, or state after k layers.  [default: layer_output]",
+        ),
+        option(
+            "--ids-of", metavar="SYSTEM",
+            help="System of the ids, instead of --convention: vllm, specforge, ... (see `hiddentap layers M`).",
+        ),
+        option(
+            "--draft-config", type=click.Path(), metavar="FILE",
+            help="Read the ids from a draft model's config.json; needs --ids-of.",
+        ),
+        option("--algorithm", type=choice(Algorithm), help="Use the default layers of this algorithm."),
+        option(
+            "--adapter", metavar="NAME",
+            help="Adapter that reads the residual stream if it is not plain; errors list those that fit.",
+        ),
+        option(
+            "--final", type=choice(Final), default="pre", show_default=True,
+            help="Also store the state before (pre) or after (post) the final norm.",
+        ),
+    ),
+)  # fmt: skip
+DATA = OptionGroup(
+    "Input",
+    (
+        option(
+            "--data", multiple=True, required=True, metavar="F",
+            help="Input file (.jsonl, .jsonl.gz, .json, .parquet) or data set. Repeatable.",
+        ),
+    ),
+)  # fmt: skip
+ROWS = OptionGroup(
+    "Input",
+    (
+        option("--limit", type=click.IntRange(1), metavar="N", help="Read only the first N input rows."),
+        option(
+            "--chat-template", type=click.Path(path_type=Path), metavar="FILE",
+            callback=lambda _, __, path: template_text(path), help="Jinja file to use as the chat template.",
+        ),
+        pairs_option("--template-arg", "template_args", help="Template argument, such as enable_thinking=false. Repeatable."),
+    ),
+)  # fmt: skip
+TEXT = OptionGroup(
+    "Input",
+    (
+        option("--max-length", type=click.IntRange(1), default=4096, show_default=True, help="Maximum tokens per sample."),
+        option(
+            "--on-too-long", type=choice(OnTooLong), default="truncate", show_default=True,
+            help="Truncate or drop longer rows.",
+        ),
+        option(
+            "--loss-on", type=choice(LossOn), default="assistant", show_default=True,
+            help="Tokens in the loss mask; last: the last assistant turn only. Text without turns is all supervised.",
+        ),
+        option(
+            "--think", type=choice(Think), default="keep", show_default=True,
+            help="Keep or mask the assistant's thinking, <think> to </think>.",
+        ),
+        option(
+            "--ids-format", type=choice(IdsFormat), default="plain", show_default=True,
+            help="Supervision of input_ids without a loss_mask; plain: all tokens, kimi: the assistant's turns.",
+        ),
+        option(
+            "--on-dropped", type=choice(OnDropped), default="reject", show_default=True,
+            help="Rows that lose tools, tool calls, reasoning or messages in the template: reject or keep; raise: abort.",
+        ),
+        option("--strict", is_flag=True, help="Abort at the first row that is rejected or only partly rendered."),
+        option(
+            "--max-reject-rate", type=click.FloatRange(0, 1), default=0.1, show_default=True, metavar="R",
+            help="Abort if more than this share of the rows is rejected (from 20 rows on).",
+        ),
+        option("--allow-rejects", is_flag=True, help="Accept any share of rejects: --max-reject-rate 1."),
+    ),
+)  # fmt: skip
+TOKENIZING = OptionGroup(
+    "Speed",
+    (
+        option(
+            "--tokenize-workers", "--tokenise-workers", "workers", type=click.IntRange(0), default=0, show_default=True,
+            metavar="N",
+            help="Number of tokenizer processes; 0: tokenize in the main process.",
+        ),
+    ),
+)  # fmt: skip
+HEAD = option("--head", is_flag=True, help="Write the final norm, lm_head and embeddings to OUT/head.")
+SHARD_ROWS = option(
+    "--shard-rows", type=click.IntRange(1), default=262_144, show_default=True, help="Maximum rows per shard."
+)
+JSON = option("--json", "as_json", is_flag=True, help="Print the result as one JSON object (docs/reference/json.md).")
+REPORTING = OptionGroup(
+    "Other", (option("--quiet", is_flag=True, help="Print no progress and no summary, only errors."), JSON)
+)
 
 
-def tap_options(function: Command) -> Command:
-    """Which layers, what their ids mean, which states of the final norm, and whether its weights too."""
-    return _with(
-        function,
-        click.option(
-            "--layer-ids", "ids", metavar="I,J,...", help="Decoder layers, such as 1,14,26 (see `hiddentap layers M`)."
-        ),
-        click.option(
-            "--convention", type=click.Choice(["layer_output", "boundary"]), default="layer_output", show_default=True,
-            help="What a layer id k means: the output of 0-based layer k, or the state after k layers.",
-        ),
-        click.option(
-            "--final", type=click.Choice(["none", "pre", "post", "both"]), default="pre", show_default=True,
-            help="Store what enters (pre) or leaves (post) the final norm too.",
-        ),
-        click.option("--head", is_flag=True, help="Write final norm, lm_head and embeddings to OUT/head."),
-    )  # fmt: skip
-
-
-def input_options(function: Command) -> Command:
-    """Which rows are read, and how a conversation is rendered."""
-    return _with(
-        function,
-        click.option("--data", multiple=True, required=True, metavar="F", help="Input: .jsonl, .jsonl.gz, .json, or a data set."),
-        click.option("--limit", type=click.IntRange(1), metavar="N", help="Read only the first N input rows."),
-        click.option("--chat-template", type=click.Path(path_type=Path), metavar="FILE", help="Use this template."),
-        click.option("--template-arg", multiple=True, metavar="K=V", help="Template argument, such as enable_thinking=false."),
-    )  # fmt: skip
-
-
-def text_options(function: Command) -> Command:
-    """How whole conversations become tokens and loss masks."""
-    return _with(
-        function,
-        input_options,
-        click.option("--max-length", type=click.IntRange(1), default=4096, show_default=True, help="Most tokens of a sample."),
-        click.option(
-            "--on-too-long", type=click.Choice(["truncate", "drop"]), default="truncate", show_default=True,
-            help="What becomes of longer rows.",
-        ),
-        click.option(
-            "--loss-on", type=click.Choice(["assistant", "all"]), default="assistant", show_default=True,
-            help="Which tokens the loss mask marks; rows of plain text are marked throughout.",
-        ),
-        click.option(
-            "--think", type=click.Choice(["keep", "mask"]), default="keep", show_default=True,
-            help="Whether the loss mask keeps thinking that the assistant writes, <think> to </think>.",
-        ),
-        click.option(
-            "--ids-format", type=click.Choice(["plain", "kimi"]), default="plain", show_default=True,
-            help="How rows of input_ids without a loss_mask are marked: plain, throughout; kimi, the assistant's turns.",
-        ),
-        click.option(
-            "--tokenise-workers", type=click.IntRange(0), default=0, show_default=True, metavar="N",
-            help="Tokenising processes; 0: none.",
-        ),
-        click.option("--strict", is_flag=True, help="End at the first row that is rejected or not rendered whole."),
-        click.option("--allow-rejects", is_flag=True, help="Go on even if loss masks fail on more than 5 % of the rows."),
-    )  # fmt: skip
+def say_if_nothing(done: int, rejected: int, *, what: str = "captured", where: str = "") -> None:
+    """Print one line on standard error where nothing came of a command, with --quiet too: it ends with 1."""
+    if not done:
+        why = f": all {rejected:,} input rows were rejected{where}" if rejected else ": the input has no rows"
+        click.echo(f"hiddentap: nothing was {what}{why}", err=True)
 
 
 def output_options(function: Command) -> Command:
-    """What is said of the work: on standard error while it goes on, on standard output at its end."""
-    return _with(function, click.option("--quiet", is_flag=True, help="No progress and no summary."), json_option)
+    """Add the options of REPORTING to a command of few options."""
+    return json_option(click.option("--quiet", is_flag=True, help=REPORTING.options[0].help)(function))
 
 
 def json_option(function: Command) -> Command:
-    """Whether the result is for a script."""
-    option = click.option(
-        "--json", "as_json", is_flag=True, help="Print the result as one JSON object (docs/reference/json.md)."
-    )
-    return _with(function, option)
+    """Add --json to a command of few options."""
+    return click.option("--json", "as_json", is_flag=True, help=JSON.help)(function)
 
 
-def _with(function: Command, *options: Callable[[Command], Command]) -> Command:
-    for option in reversed(options):
-        function = option(function)
-    return function
+def model_source(given: Mapping[str, Any], *groups: OptionGroup) -> ModelSource:
+    """Return the model that MODEL, and with it `groups`, were given."""
+    from ...models.model_source import ModelSource
+
+    return ModelSource(**values(given, MODEL, *groups))
+
+
+def text_settings(given: Mapping[str, Any]) -> TextSettings:
+    """Return how input rows become samples, as ROWS, TEXT and TOKENIZING were given it."""
+    from ..settings import TextSettings
+
+    return TextSettings(**values(given, ROWS, TEXT, TOKENIZING))

@@ -1,4 +1,4 @@
-"""`hiddentap report`: a folder in pictures, and in words what is unusual about it."""
+"""`hiddentap report`: one HTML page of figures of a folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .json_values import show_json
 from .options import output_options
+from .output import show_json
 
 if TYPE_CHECKING:
     from ..report.writing import Report
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="The page to write.  [default: OUT/report.html]",
+    help="Page to write.  [default: OUT/report.html]",
 )  # fmt: skip
 @click.option(
-    "--png", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Write the pictures here too."
+    "--png", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Also write the figures to DIR."
 )
 @click.option(
     "--max-rows", type=click.IntRange(1), default=65_536, show_default=True, metavar="N",
-    help="Look at the rows of samples, spread evenly, with about N rows.",
+    help="Draw about N rows, from samples spread evenly over OUT.",
 )  # fmt: skip
 @output_options
 def report(out: Path, html: Path | None, png: Path | None, max_rows: int, quiet: bool, as_json: bool) -> int:
-    """Write pictures of the folder OUT as one HTML page, with what is unusual about it in words on top.
+    """Write one HTML page of figures of the folder OUT, anomalies first.
 
-    Reads no model. Ends with 0 whatever it finds; `hiddentap verify` is the check.
+    Reads no model. Exits with 0 whatever it finds; use `hiddentap verify` to check a folder.
     """
     from ..report import write_report
     from ..report.verdict import headline
@@ -51,4 +51,4 @@ def _show(written: Report, said: str, png: Path | None) -> None:
     click.echo(said)
     for notice in written.notices:
         click.echo(f"- {notice.found}\n  {notice.meaning}")
-    click.echo(f"page: {written.html}" + (f", {len(written.pngs)} pictures in {png}" if png else ""))
+    click.echo(f"page: {written.html}" + (f", {len(written.pngs)} figures in {png}" if png else ""))

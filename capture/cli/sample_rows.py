@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import click
@@ -11,11 +11,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .marked import show_marked
+from .printable import printable
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SUPERVISED, _ODD = "green", "bold red"
 _TOKEN_COLUMNS_WIDTH, _STATE_WIDTH = 56, 13
+
+
+def show_marked(pieces: Iterable[tuple[str, bool]]) -> None:
+    """Print (text, supervised) pieces as one text; what is supervised is green and in double brackets."""
+    for text, supervised in pieces:
+        shown = printable(text)
+        click.echo(click.style(f"[[{shown}]]", fg="green") if supervised else shown, nl=False)
+    click.echo()
 
 
 @dataclass(frozen=True)
@@ -37,22 +45,22 @@ class SampleRows:
 
 
 def show_rows(sample: SampleRows) -> None:
-    """Print it: the text, then a line per token; in colour where a terminal reads it."""
+    """Print it: the text, then a line per token; in color where a terminal reads it."""
     console = Console()
-    click.echo(f"{click.style(sample.title, bold=True)}; what is [[marked]] is supervised\n")
+    click.echo(f"{click.style(printable(sample.title), bold=True)}; what is [[marked]] is supervised\n")
     show_marked(sample.pieces)
     click.echo("\nRow by row, with the norm of each stored state:")
     if console.is_terminal:
         # A table wider than the terminal wraps; squeezed into it, its numbers would be cut.
         wide = max(console.width, _TOKEN_COLUMNS_WIDTH + _STATE_WIDTH * len(sample.states))
-        Console(width=wide).print(coloured_table(sample))
+        Console(width=wide).print(colored_table(sample))
         return
     for line in plain_table(sample):
         click.echo(line)
 
 
 def plain_table(sample: SampleRows) -> Iterator[str]:
-    """The rows as lines of text, columns under each other."""
+    """Return the rows as lines of aligned columns."""
     rows = [("row", "id", "mask", *sample.states, "token")]
     rows += [
         (str(row), str(sample.ids[row]), "1" if sample.supervised[row] else "0", *map(_number, norms), repr(token))
@@ -64,8 +72,8 @@ def plain_table(sample: SampleRows) -> Iterator[str]:
         yield "  ".join([*cells, row[-1]])
 
 
-def coloured_table(sample: SampleRows) -> Table:
-    """The rows as a table: supervised tokens green, beside each norm a bar of its place in its column, on a log scale.
+def colored_table(sample: SampleRows) -> Table:
+    """Return the rows as a table with green supervised tokens and a log-scale bar beside each norm.
 
     The first row, where many models keep very large values, does not stretch the scale.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from hiddentap.capture.run.budget import TokenBudget
+from hiddentap.capture.run.pacing.budget import TokenBudget
 from hiddentap.capture.store import Plan
 
 from .figures import Figure, in_order, ratios

@@ -1,4 +1,4 @@
-"""Peaks of memory above the loaded model, each in a process of its own."""
+"""Peaks of memory above the loaded model, each in a process of its own, and what the model and a batch's states take."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from hiddentap.capture.run import capture_dataset, offline
-from hiddentap.capture.run.budget import TokenBudget
-from hiddentap.models.loading import LoadedModel, ModelSource
+from hiddentap.capture.run import capture_dataset
+from hiddentap.capture.run.engines.hugging_face import backend as hugging_face_backend
+from hiddentap.capture.run.pacing.budget import TokenBudget
+from hiddentap.models.loaded_model import LoadedModel
+from hiddentap.models.model_source import ModelSource
 
 from . import other_tools
 from .figures import Figure, ratios
@@ -52,6 +54,8 @@ class PeakSince:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
+        if torch.accelerator.is_available():
+            torch.accelerator.reset_peak_memory_stats()  # loading may have needed more than the weights take
         self._resident, self._mapped = _status("VmRSS"), _status("RssFile")
         self._device = _device_bytes()
 
@@ -81,19 +85,38 @@ def in_fresh_process(work: Callable[..., Peak], *args: Any) -> Peak:
 
 
 def memory(setting: Setting) -> list[Figure]:
-    """This project's run and other tools' strategies on the same samples of near lengths."""
-    times = 1 if setting.quick else min(setting.rounds, TIMES)
+    """This project's run and other tools' strategies on the same samples of near lengths; weights and states to compare with.
+
+    An accelerator's allocator gives the same peak every time: there, once is enough.
+    """
+    once = setting.quick or setting.source.torch_device.type != "cpu"
+    times = 1 if once else min(setting.rounds, TIMES)
     whos = (OURS[False], other_tools.PADDED, other_tools.ONE_BY_ONE, other_tools.WITH_LOGITS)
     peaks: dict[str, list[Peak]] = {who: [] for who in whos}
     for number in range(times):
         for who in whos:
             peaks[who].append(in_fresh_process(_peak_of, _portable(setting), who))
             tell(f"memory, {number + 1} of {times}: {who}: {peaks[who][-1]}")
-    return [figure for who, found in peaks.items() for figure in _figures("memory", who, "near", found)]
+    return [
+        *_sizes(setting),
+        *(figure for who, found in peaks.items() for figure in _figures("memory", who, "near", found)),
+    ]
+
+
+def _sizes(setting: Setting) -> list[Figure]:
+    """What peaks are to be compared with: the model's weights, and the states that a batch of hiddentap leaves at the taps."""
+    model = setting.loaded.model
+    weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    positions = setting.batch_tokens or FALLBACK_BATCH_TOKENS
+    states = positions * (len(setting.chosen_layers) + 1) * setting.config.hidden_size * model.dtype.itemsize
+    return [
+        Figure("memory", "weights of the model", "near", "MB", (weights / 1e6,)),
+        Figure("memory", f"states of a batch of {positions:,} positions", "near", "MB", (states / 1e6,)),
+    ]
 
 
 def growth(setting: Setting) -> list[Figure]:
-    """The whole run, tokenising and planning included, over 1, 10 and 100 times as many tiny samples."""
+    """The whole run, tokenizing and planning included, over 1, 10 and 100 times as many tiny samples."""
     counts, times = (QUICK_COUNTS, 1) if setting.quick else (COUNTS, min(setting.rounds, TIMES))
     peaks: dict[int, list[Peak]] = {count: [] for count in counts}
     for number in range(times):
@@ -148,7 +171,7 @@ def _samples(setting: Setting) -> Samples:
 
 def _peak_of_run(setting: Setting, count: int) -> Peak:
     """`hiddentap capture` on `count` rows of token ids; what it loads is the model that memory is counted from."""
-    load, since = offline.load_model, []
+    load, since = hugging_face_backend.load_model, []
 
     def load_and_count(source: ModelSource, tp: int) -> LoadedModel:
         loaded = load(source, tp)
@@ -162,7 +185,7 @@ def _peak_of_run(setting: Setting, count: int) -> Peak:
                 file.write(json.dumps({"id": str(number), "input_ids": ids.tolist()}) + "\n")
         size = setting.batch_tokens or GROWTH_BATCH_TOKENS
         asked = setting.asked(data=(str(rows),), out=folder / "out", batch_tokens=size, compile="off")
-        offline.load_model = load_and_count
+        hugging_face_backend.load_model = load_and_count
         summary = capture_dataset(asked)
         if summary.captured != count:
             raise RuntimeError(f"{summary.captured} samples were captured, {count} were given")

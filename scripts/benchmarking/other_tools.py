@@ -1,6 +1,6 @@
 """How other tools take hidden states, each written plainly. Nothing here is the project's: torch and transformers alone.
 
-None of the first three writes anything, which is in their favour; rows of a sample end as tensors on the host, and go.
+None of the first three writes anything, which is in their favor; rows of a sample end as tensors on the host, and go.
 """
 
 from __future__ import annotations

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hiddentap.capture.run import CaptureSettings
-from hiddentap.models.loading import LoadedModel, ModelSource, load_config, load_model
+from hiddentap.models.choices import CpuFastPaths
+from hiddentap.models.loaded_model import LoadedModel
+from hiddentap.models.loading import load_config, load_model
+from hiddentap.models.model_source import ModelSource
 
 # A run of any length seals behind its forward; only the last shard's seal is waited for. Four shards keep that small.
 SHARDS = 4
@@ -25,7 +28,7 @@ class Setting:
     `seconds`: about the time of one eager run; `others_every`: in which rounds other tools' strategies take part;
     `batch_tokens`: the budget of positions, None for what a run finds. `dtype`: of every contender, ``auto``: as the config
     says. `attention`: of hiddentap's run and of the floor, None for what transformers chooses, as the other tools have it.
-    `data_sets`: of the speed section.
+    `cpu_fast_paths`: of hiddentap's run and of the floor. `data_sets`: of the speed section.
     """
 
     model: str
@@ -36,13 +39,15 @@ class Setting:
     batch_tokens: int | None
     dtype: str
     attention: str | None
+    cpu_fast_paths: CpuFastPaths
     data_sets: tuple[str, ...]
     folder: Path
     quick: bool
+    device: str = "auto"
 
     @property
     def source(self) -> ModelSource:
-        return ModelSource(self.model, dtype=self.dtype, attn_implementation=self.attention)
+        return ModelSource(self.model, dtype=self.dtype, device=self.device, attn_implementation=self.attention)
 
     @cached_property
     def loaded(self) -> LoadedModel:
@@ -70,6 +75,7 @@ class Setting:
     def asked(self, **fields: Any) -> CaptureSettings:
         """A run with the chosen layers and what enters the final norm, or other `fields`; data and folder may stay unused."""
         given = {"data": ("benchmark",), "out": self.folder, "layer_ids": self.chosen_layers, "final": "pre"}
+        given["cpu_fast_paths"] = self.cpu_fast_paths
         return CaptureSettings(model=self.source, **(given | fields))
 
     @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hiddentap.capture.run.budget import TokenBudget
+from hiddentap.capture.run.pacing.budget import TokenBudget
 from hiddentap.capture.store import Plan
 
 from . import other_tools

@@ -14,15 +14,15 @@ import torch
 
 from hiddentap.capture.progress import Silent
 from hiddentap.capture.run import CaptureSettings
-from hiddentap.capture.run.batches import TokenBatch, batch_end, token_batch
-from hiddentap.capture.run.budget import TokenBudget
-from hiddentap.capture.run.hugging_face import attach, attached_engine, fast_forwards
-from hiddentap.capture.run.pace import Pace
+from hiddentap.capture.run.batches import BatchRule, Place, SampleRows, TokenBatch
+from hiddentap.capture.run.engines.hugging_face.engine import attach, attached_engine, fast_forwards
+from hiddentap.capture.run.pacing.budget import TokenBudget
+from hiddentap.capture.run.pacing.pace import Pace
 from hiddentap.capture.run.shard_run import ShardRun
 from hiddentap.capture.store import Manifest, OutputFolder, Plan, PlanWriter
 from hiddentap.hooks import compiled_layers
 from hiddentap.models.call import input_device
-from hiddentap.models.loading import LoadedModel
+from hiddentap.models.loaded_model import LoadedModel
 
 from .rounds import Stopwatch, tell
 from .samples import Samples
@@ -56,9 +56,10 @@ class Hiddentap:
             pace = Pace(engine, budget, "on" if compiled else "off", plan.R, tell)
             with watch.running():
                 work = ShardRun(plan, folder, engine, self.columns, {}, pace, "raise", Silent(), _never)
-                sealed = work.capture(list(plan.shards))
-                Manifest.from_shards({}, plan.summary(), sealed.values(), complete=True).write(folder.manifest_path)
-        rows = sum(shard.R for shard in sealed.values())
+                work.capture(plan.shards)
+                sealed = folder.sealed_shards().shards.values()
+                Manifest.from_shards({}, plan.summary(), sealed, complete=True).write(folder.manifest_path)
+        rows = sum(shard.R for shard in sealed)
         if rows != plan.R:
             raise RuntimeError(f"{rows} rows were sealed, {plan.R} were planned")
         shutil.rmtree(out)
@@ -80,11 +81,12 @@ def batches(plan: Plan, batch_tokens: int) -> Iterator[TokenBatch]:
     """The batches that a run over `plan` makes under this budget, built as it builds them."""
     for planned in plan.shards:
         input_ids, _ = plan.tokens_of(planned)
-        first = 0
-        while first < planned.M:
-            stop = batch_end(planned.lengths, first, batch_tokens)
-            yield token_batch(first, stop, planned.row_offsets, input_ids)
-            first = stop
+        samples = SampleRows((), planned.row_offsets, input_ids)
+        place = Place(0)
+        while place.sample < samples.M:
+            batch = samples.batch(place, batch_tokens, BatchRule())
+            yield batch
+            place = batch.next
 
 
 def write_plan(folder: Path, samples: Samples, shards: int) -> Plan:

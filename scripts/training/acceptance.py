@@ -1,4 +1,4 @@
-"""How many tokens a target takes from a drafter per step, counted while transformers generates."""
+"""Acceptance length and acceptance rate of a draft model, counted while transformers generates."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ class Acceptance:
 
     Attributes:
         tokens: new tokens, without the first of each prompt, which the prefill gives before anything is drafted.
-        steps: forwards of the target after the prefill; without a drafter there would be one per token.
+        steps: forwards of the target after the prefill; without a draft model there would be one per token.
         equal: prompts whose output was that of plain greedy decoding.
         prompts: all prompts.
+        proposed: draft tokens that the target checked.
     """
 
     tokens: int = 0
     steps: int = 0
     equal: int = 0
     prompts: int = 0
+    proposed: int = 0
 
     def __add__(self, other: Acceptance) -> Acceptance:
         return Acceptance(
@@ -33,16 +35,27 @@ class Acceptance:
             self.steps + other.steps,
             self.equal + other.equal,
             self.prompts + other.prompts,
+            self.proposed + other.proposed,
         )
 
     @property
     def length(self) -> float:
-        """Mean tokens per step, the target's own token included: 1.0 where no drafted token is ever taken."""
+        """Return the mean acceptance length: tokens per step, the target's own token included (1.0: no draft token accepted)."""
         return self.tokens / self.steps if self.steps else float("nan")
+
+    @property
+    def taken(self) -> int:
+        """Return the number of accepted draft tokens: all but the target's own token of each step."""
+        return self.tokens - self.steps
+
+    @property
+    def rate(self) -> float:
+        """Return the acceptance rate: accepted draft tokens / proposed ones."""
+        return self.taken / self.proposed if self.proposed else float("nan")
 
 
 def plain_greedy(model: Any, prompt: Tensor, max_new_tokens: int) -> Tensor:
-    """(1, P) prompt to (1, P + G), one token a step."""
+    """Return (1, P + G) ids for a (1, P) prompt, decoded one token per step."""
     output: Tensor = model.generate(
         prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=max_new_tokens
     )
@@ -50,8 +63,8 @@ def plain_greedy(model: Any, prompt: Tensor, max_new_tokens: int) -> Tensor:
 
 
 def accepted(model: Any, drafter: Any, prompt: Tensor, plain: Tensor, max_new_tokens: int) -> Acceptance:
-    """What one prompt, (1, P), counts with `drafter`; `plain` is what plain greedy decoding gave."""
-    with counted_forwards(model) as forwards:
+    """Return the counts of one prompt, (1, P), with `drafter`; `plain` is the output of plain greedy decoding."""
+    with counted_positions(model) as positions:
         output = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
@@ -62,18 +75,24 @@ def accepted(model: Any, drafter: Any, prompt: Tensor, plain: Tensor, max_new_to
         )
     return Acceptance(
         tokens=output.shape[1] - prompt.shape[1] - 1,
-        steps=len(forwards) - 1,
+        steps=len(positions) - 1,
         equal=int(torch.equal(output, plain)),
         prompts=1,
+        proposed=sum(count - 1 for count in positions[1:]),  # a step runs the last token and its draft
     )
 
 
 @contextmanager
-def counted_forwards(model: Any) -> Iterator[list[None]]:
-    """A list that grows by one entry with each forward of `model`."""
-    forwards: list[None] = []
-    handle = model.register_forward_hook(lambda *_: forwards.append(None))
+def counted_positions(model: Any) -> Iterator[list[int]]:
+    """Yield a list to which each forward of `model` appends the number of positions of its input ids."""
+    positions: list[int] = []
+
+    def count(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        positions.append(ids.shape[1])
+
+    handle = model.register_forward_pre_hook(count, with_kwargs=True)
     try:
-        yield forwards
+        yield positions
     finally:
         handle.remove()

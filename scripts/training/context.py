@@ -29,10 +29,10 @@ def target_layer_ids(dataset: CapturedDataset) -> list[int]:
     Raises ClickException for a capture that does not name them, for the embeddings, which are no layer's output, and for the
     last layer, which transformers serves after the final norm and a capture holds before it.
     """
-    taps = dataset.metadata.get("taps")
+    taps = dataset.description.taps
     if taps is None:
         raise click.ClickException(f"{dataset.path} does not say which layers it holds; capture or import it again.")
-    n, boundaries = int(taps["num_hidden_layers"]), [int(boundary) for boundary in taps["boundaries"]]
+    n, boundaries = taps.n, list(taps.boundaries)
     if not boundaries or boundaries[0] == 0 or boundaries[-1] == n:
         raise click.ClickException(
             f"a drafter wants outputs of layers 0 to {n - 2} (layer_output ids), this capture holds boundaries {boundaries} of "

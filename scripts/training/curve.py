@@ -1,4 +1,4 @@
-"""A picture of how numbers went during training."""
+"""A figure of how numbers went during training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def draw_curves(path: Path, title: str, panels: Mapping[str, Mapping[str, Sequen
 
 
 def require_matplotlib() -> None:
-    """End the command before any training where the picture could not be drawn at its end."""
+    """End the command before any training where the figure could not be drawn at its end."""
     _pyplot()
 
 

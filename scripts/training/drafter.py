@@ -49,6 +49,10 @@ def drafter_config(
 
     Each head has keys and values of its own, whatever the target shares: all that a drafter of few layers learns of the context
     comes through its values, and those of a small target with shared ones are narrow (192 of 576 channels in SmolLM2).
+
+    ``vocab_size`` and ``dflash_config`` are for serving engines: transformers reads neither, but vLLM and SGLang take the
+    sizes of embeddings and lm_head from the first (its class has a default of its own), and mask token and layers from the
+    second. Without them vLLM 0.32 fails, or serves the drafter on default layers.
     """
     heads = target.num_attention_heads
     return MuseGlimmerAssistantConfig(
@@ -67,6 +71,8 @@ def drafter_config(
         block_size=block_size,
         mask_token_id=mask_token_id,
         target_layer_ids=target_layer_ids,
+        vocab_size=target.vocab_size,
+        dflash_config={"mask_token_id": mask_token_id, "target_layer_ids": target_layer_ids},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -75,10 +76,12 @@ def top_k_divergence(logits: Tensor, top: dict[str, Tensor]) -> Tensor:
 
     Over k + 1 outcomes: the k stored ids, and all others as one, whose share is known from the stored log-sum-exp.
 
-    top: topk_logits (T, k), topk_ids (T, k), topk_logsumexp (T,).
+    top: topk_logits (T, k), topk_ids (T, k), topk_logsumexp (T,); places behind a cut by top-p hold NaN and -1, and add nothing.
     """
+    empty = top["topk_ids"] < 0
     theirs = top["topk_logits"] - top["topk_logsumexp"][:, None]
-    ours = logits.float().log_softmax(-1).gather(1, top["topk_ids"].long())
+    ours = logits.float().log_softmax(-1).gather(1, top["topk_ids"].long().clamp(min=0))
+    theirs, ours = (logprobs.masked_fill(empty, math.log(SMALLEST)) for logprobs in (theirs, ours))
     theirs, ours = with_tail(theirs), with_tail(ours)
     return (theirs.exp() * (theirs - ours)).sum(-1).mean()
 

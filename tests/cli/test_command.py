@@ -1,6 +1,7 @@
 """The command as a user types it: what it prints, what it leaves, how it ends."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from hiddentap import CapturedDataset
 from support import tiny
 from support.kimi_templates import MARKS, ids, kimi_tokenizer, turn
-from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder
+from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder, write_rows
 
 
 def test_capture_fills_a_folder_and_sums_it_up(run, llama: Path, data: Path, tmp_path: Path) -> None:
@@ -32,12 +33,41 @@ def test_quiet_says_nothing(run, llama: Path, data: Path, tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["run", "dry run"])
+def test_quiet_that_ends_with_1_says_why_in_one_line(run, llama: Path, tmp_path: Path, more: list[str]) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text('{"foo": 1}\n')
+    common = ("--model", llama, "--data", data, "--quiet")
+    code, out, err = run("capture", *common, "--layer-ids", "1", "--out", tmp_path / "out", *more)
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert "all 1 input rows were rejected" in err
+    code, out, err = run("audit", *common)
+    assert (code, out, err) == (1, "", "hiddentap: nothing was left to capture: all 1 input rows were rejected\n")
+    data.write_text("")
+    code, out, err = run("capture", *common, "--layer-ids", "1", "--out", tmp_path / "empty", *more)
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert "the input has no rows" in err
+    data.write_text("{bad\n")
+    code, out, err = run("audit", *common, "--strict")
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert "a run over this input would end with" in err
+
+
+def test_short_names_of_dtypes_are_taken(run, llama: Path, data: Path, tmp_path: Path) -> None:
+    common = ("capture", "--model", llama, "--data", data, "--layer-ids", "1", "--quiet")
+    assert run(*common, "--out", tmp_path / "a", "--dtype", "bf16", "--store-dtype", "fp32")[0] == 0
+    about = CapturedDataset(tmp_path / "a").metadata
+    assert (about["compute_dtype"], about["store_dtype"]) == ("bfloat16", "float32")
+
+
 def test_the_same_command_again_is_done_at_once(run, llama: Path, data: Path, tmp_path: Path) -> None:
     command = ("capture", "--model", llama, "--data", data, "--layer-ids", "1", "--out", tmp_path / "out")
     run(*command)
     code, out, _ = run(*command)
     assert code == 0
-    assert "done before" in out
+    assert "done before  1 shard(s)" in out
+    assert "speed        nothing was left to capture" in out
+    assert "tokens/s" not in out
 
 
 LAYER_IDS = [
@@ -63,17 +93,17 @@ def test_bad_layer_ids_are_one_line_and_code_2(run, llama, data, tmp_path, ids: 
 
 
 def test_more_than_one_pipeline_stage_is_code_2_with_its_text(run, llama, data, tmp_path, monkeypatch) -> None:
-    from hiddentap.capture.run import offline
+    from hiddentap.capture.run.engines.hugging_face import backend as hugging_face_backend
     from hiddentap.models.pipeline import PipelineGroup
 
-    load = offline.load_model
+    load = hugging_face_backend.load_model
 
     def on_two_stages(*arguments: object) -> object:
         loaded = load(*arguments)
         loaded.model.pp_group = PipelineGroup(world_size=2, rank_in_group=1)
         return loaded
 
-    monkeypatch.setattr(offline, "load_model", on_two_stages)
+    monkeypatch.setattr(hugging_face_backend, "load_model", on_two_stages)
     code, _, err = run("capture", "--model", llama, "--data", data, "--out", tmp_path / "out", "--layer-ids", "1")
     assert (code, err.splitlines()[-1]) == (2, "hiddentap: DSPARK aux hidden capture requires PP=1.")
 
@@ -85,6 +115,17 @@ WRONG_USE = [
     (["captrue"], "No such command"),
     (["capture", "--model", "{nowhere}", *CAPTURE[3:], "--out", "{out}"], "cannot be loaded as a model"),
     ([*CAPTURE, "--out", "{data}"], "is a file"),
+    ([*CAPTURE, "--out", "{data}/x"], "chats.jsonl/x cannot be made, because "),
+    ([*CAPTURE, "--out", "{data}/x/y", "--dry-run"], "chats.jsonl is a file; choose another folder."),
+    ([*CAPTURE, "--data", "{nowhere}.jsonl", "--out", "{out}"], "found nothing there; check the path"),
+    ([*CAPTURE, "--data", "{nowhere}.jsonl", "--out", "{out}", "--dry-run"], "found nothing there; check the path"),
+    ([*CAPTURE, "--data", "{nowhere}", "--out", "{out}"], "found nothing at"),
+    ([*CAPTURE, "--data", "{llama}", "--out", "{out}"], "found a folder that save_to_disk did not write"),
+    ([*CAPTURE, "--out", "{out}", "--chat-template", "{nowhere}"], "cannot be read"),
+    ([*CAPTURE[:5], "--ids-of", "vllm", "--draft-config", "{nowhere}", "--out", "{out}"], "nowhere"),
+    (["audit", "--model", "{llama}", "--data", "{nowhere}.jsonl", "--quiet"], "found nothing there; check the path"),
+    (["generate", *CAPTURE[1:3], *CAPTURE[5:], "--data", "{nowhere}.jsonl", "--out", "{out}"], "found nothing there"),
+    (["generate", *CAPTURE[1:], "--out", "{data}/x"], "chats.jsonl is a file; choose another folder."),
     ([*CAPTURE, "--out", "{llama}"], "was not made by hiddentap"),
     ([*CAPTURE, "--out", "{out}", "--final", "x"], "Invalid value"),
     ([*CAPTURE, "--out", "{out}", "--limit", "0"], "Invalid value"),
@@ -92,11 +133,18 @@ WRONG_USE = [
     ([*CAPTURE, "--out", "{out}", "--workers", "2"], "need --engine ray"),
     ([*CAPTURE, "--out", "{out}", "--template-arg", "x"], "expected K=V"),
     ([*CAPTURE, "--out", "{out}", "--device", "tpu9x"], "device"),
+    ([*CAPTURE, "--out", "{out}", "--device", "cuda:9"], "there is no device 'cuda:9' here"),
+    ([*CAPTURE, "--out", "{out}", "--device", "mps:4"], "there is no device 'mps:4' here"),
+    ([*CAPTURE, "--out", "s3://bucket/run1"], "s3://bucket/run1 is an address"),
+    ([*CAPTURE, "--out", "hf://datasets/a/b", "--dry-run"], "hf://datasets/a/b is an address"),
+    (["export", "{llama}", "--to", "deepspec", "--dest", "gs://a/b"], "gs://a/b is an address"),
+    (["import", "{llama}", "--from", "deepspec", "--out", "gs://a/b"], "gs://a/b is an address"),
     ([*CAPTURE, "--out", "{out}", "--exact", "--batch-tokens", "9"],
      "exact runs one sample a forward"),
     (["layers", "{nowhere}"], "cannot be loaded as a model"),
     (["inspect", "{nowhere}"], "is not there"),
     (["inspect", "{llama}"], "holds no sealed shard"),
+    (["inspect", "{nowhere}", "--sample", "a"], "is not there"),
 ]  # fmt: skip
 
 
@@ -118,9 +166,12 @@ def test_a_damaged_source_is_code_1_and_no_complete_dump(run, llama: Path, tmp_p
     assert code == 1
     assert str(damaged) in err
     assert not (tmp_path / "out/plan/plan.json").exists()
-    assert run(
-        "capture", "--model", llama, "--data", tmp_path / "no.jsonl", "--layer-ids", "1", "--out", tmp_path / "out"
-    )[0] in (1, 2)
+
+
+def test_a_text_file_is_said_to_be_no_safetensors_file(run, data: Path) -> None:
+    code, out, err = run("inspect", data)
+    assert (code, out) == (1, "")
+    assert err == f"hiddentap: {data}: is no safetensors file: no header begins at its byte 8.\n"
 
 
 def test_nothing_captured_is_code_1(run, llama: Path, tmp_path: Path) -> None:
@@ -129,6 +180,7 @@ def test_nothing_captured_is_code_1(run, llama: Path, tmp_path: Path) -> None:
     code, out, _ = run("capture", "--model", llama, "--data", data, "--layer-ids", "1", "--out", tmp_path / "out")
     assert code == 1
     assert "0 captured, 1 rejected" in out
+    assert "speed     nothing was captured" in out
     assert "rejects.jsonl" in out
 
 
@@ -213,16 +265,58 @@ def test_a_dry_run_says_what_it_would_fill_and_writes_nothing(run, llama: Path, 
     assert code == 0
     assert not (tmp_path / "out").exists()
     assert "5: 5 would be captured, 0 rejected" in out
+    assert re.search(r"tap +layer 2: output of model.layers.2, the state after 3 layers", out)
+    assert re.search(r"tap +pre-norm: input of model.norm, the state after 4 layers", out)
     tokens = int(out.split("tokens  ")[1].split(",")[0].split()[0])
     # Two layers and the pre-norm of 32 float32 each, an int32 id and a mask byte.
     assert f"{tokens * (3 * 32 * 4 + 5) / 1000:.1f} kB of rows" in out
     assert "tokens/s" in out
 
 
+def test_a_dry_run_with_streamed_weights_says_what_blocks_read_and_hold(run, llama: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "rows.jsonl", [{"input_ids": list(range(3, 23))}] * 20)
+    command = (
+        "capture",
+        "--model",
+        llama,
+        "--data",
+        data,
+        "--layer-ids",
+        "0,2",
+        "--out",
+        tmp_path / "out",
+        "--dry-run",
+    )
+    streamed = ("--stream-weights", "--shard-rows", 100, "--block-tokens", 200, "--batch-tokens", 50)
+    code, out, _ = run(*command, *streamed)
+    assert code == 0
+    # 400 tokens in shards of 100 rows, two shards a block; of the five samples of a shard, two share a batch.
+    assert re.search("blocks +2 of 200 tokens in about 6 batches", out)
+    block = json.loads(run(*command, *streamed, "--json")[1])["block"]
+    # Of each layer: queries and outputs 32 x 32, keys and values 16 x 32, three of the MLP 64 x 32, two norms; float32.
+    layer = 4 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32 + 2 * 32)
+    assert (block["bytes_per_block"], block["bytes_read"]) == (4 * layer, 8 * layer)
+    # Embeddings and the final norm; two layers, the pre-norm and three states on the way of 200 positions.
+    assert (block["layer_bytes"], block["outside_bytes"]) == (layer, 4 * (VOCAB * 32 + 32))
+    assert block["state_bytes"] == 200 * (2 + 1 + 3) * 32 * 4
+    assert block["seconds"] > 0
+    assert not (tmp_path / "out").exists()
+    assert json.loads(run(*command, "--json")[1])["block"] is None
+
+
+def test_layers_says_what_streamed_weights_need(run, tmp_path: Path) -> None:
+    folder = llama_folder(tmp_path / "m", num_hidden_layers=12)
+    streamed = json.loads(run("layers", folder, "--json")[1])["streamed"]
+    layer = 4 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32 + 2 * 32)
+    outside = 4 * (VOCAB * 32 + 32)  # embeddings and the final norm; the head is read with --head alone
+    assert streamed == {"memory": 2 * layer + outside, "layer": layer, "outside": outside, "read": 12 * layer}
+    assert f"--stream-weights  reads up to {12 * layer / 1000:.1f} kB for each block" in run("layers", folder)[1]
+
+
 def test_a_dry_run_halves_what_does_not_fit_and_ends_with_words_where_one_sample_does_not(
     run, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hiddentap.capture.run.hugging_face import HuggingFaceEngine
+    from hiddentap.capture.run.engines.hugging_face.engine import HuggingFaceEngine
 
     data = tmp_path / "alike.jsonl"
     data.write_text("\n".join(json.dumps(CHATS[0]) for _ in range(8)))
@@ -241,7 +335,7 @@ def test_a_dry_run_halves_what_does_not_fit_and_ends_with_words_where_one_sample
     monkeypatch.setattr(HuggingFaceEngine, "forward", forward_up_to(150))
     code, out, err = run(*command)
     assert (code, "tokens/s" in out) == (0, True), err
-    assert "a batch of 2048 positions did not fit cpu; trying 1024" in err
+    assert f"a batch of {max(sizes)} positions did not fit cpu; trying smaller ones" in err
     assert max(sizes) > 150 >= min(sizes)
     monkeypatch.setattr(HuggingFaceEngine, "forward", forward_up_to(0))
     code, _, err = run(*command)
@@ -267,6 +361,8 @@ def test_a_disk_without_room_is_refused_before_the_first_forward_unless_forced(
 def test_layers_shows_both_conventions_side_by_side(run, tmp_path: Path) -> None:
     folder = llama_folder(tmp_path / "m", num_hidden_layers=12)
     code, out, _ = run("layers", folder)
+    size = (folder / "model.safetensors").stat().st_size
+    assert re.search(rf"form +unquantized, F32; {size:,} bytes on disk", out)
     assert code == 0
     assert "12 x LlamaDecoderLayer at model.layers" in out
     assert "eagle3           1,5,8                   2,6,9" in out
@@ -321,7 +417,12 @@ NAMED_LAYERS = [
     (["--layer-ids", "1,3", "--ids-of", "vllm"], [0, 2], [1, 3], "layer_output"),
     (["--layer-ids", "-1,2", "--ids-of", "deepspec"], [0, 3], [0, 3], "boundary"),
     (["--draft-config", "{draft}", "--ids-of", "specforge"], [0, 2], [1, 3], "layer_output"),
-    (["--draft-config", "{draft}", "--ids-of", "vllm"], [0, 2], [0, 2], "boundary"),
+    (["--draft-config", "{draft}", "--ids-of", "vllm"], [0, 2], [1, 3], "layer_output"),
+    (["--draft-config", "{draft}", "--ids-of", "boundary"], [0, 2], [0, 2], "boundary"),
+    (["--draft-config", "{draft}", "--convention", "boundary"], [0, 2], [0, 2], "boundary"),
+    (["--layer-ids", "1,3", "--ids-of", "boundary"], [1, 3], [1, 3], "boundary"),
+    (["--layer-ids", "1,3", "--convention", "boundary"], [1, 3], [1, 3], "boundary"),
+    (["--layer-ids", "0,2", "--ids-of", "layer_output"], [0, 2], [1, 3], "layer_output"),
 ]
 
 
@@ -362,6 +463,13 @@ def test_layers_named_in_two_ways_or_by_a_draft_config_of_nobody_are_refused(run
     code, _, err = run(*common, "--draft-config", tmp_path / "c.json")
     assert code == 2
     assert "does not say what its ids mean" in err
+    for system in ("vllm", "boundary", "layer_output"):
+        code, _, err = run(*common, "--layer-ids", "1", "--convention", "layer_output", "--ids-of", system)
+        assert code == 2
+        assert f"named twice: convention layer_output (--convention) and system {system} (--ids-of); give one" in err
+    code, _, err = run(*common, "--layer-ids", "1", "--ids-of", "nonsense")
+    assert code == 2
+    assert "unknown system of layer ids 'nonsense'" in err
     code, _, err = run(*common, "--layer-ids", "1", "--adapter", "nonsense")
     assert code == 2
     assert "unknown adapter 'nonsense'" in err

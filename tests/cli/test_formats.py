@@ -40,7 +40,12 @@ def test_export_sums_up_what_was_written_and_what_was_left_out(run, dump: Path, 
 
 def test_export_tells_how_post_norm_came_about(run, dump: Path, tmp_path: Path) -> None:
     _, _, err = run("export", dump, "--to", "deepspec", "--dest", tmp_path / "d", "--shard-size", 2)
-    assert "post-norm is made from pre-norm by the model's own norm module" in err.splitlines()
+    told = [
+        line
+        for line in err.splitlines()
+        if line.endswith(" post-norm is made from pre-norm by the model's own norm module")
+    ]
+    assert len(told) == 1
 
 
 def test_quiet_says_nothing(run, dump: Path, tmp_path: Path) -> None:
@@ -72,26 +77,55 @@ def test_import_takes_the_users_word_for_layers_and_model(run, dump: Path, targe
 
 
 WRONG_USE = [
-    (["export", "{dump}", "--dest", "{new}"], "Missing option '--to'"),
+    (["export", "{dump}", "--dest", "{new}"], "Missing option '--to'. Choose from: specforge, speculators, deepspec,"),
     (["export", "{dump}", "--to", "nobody", "--dest", "{new}"], "Invalid value"),
-    (["export", "{new}", "--to", "deepspec", "--dest", "{new}"], "is no manifest of this format"),
+    (["export", "{new}", "--to", "deepspec", "--dest", "{new}"], "is not there; expected the folder of a capture"),
+    (["export", "{empty}", "--to", "deepspec", "--dest", "{new}"], "holds no captured shards"),
+    (["export", "{file}", "--to", "deepspec", "--dest", "{new}"], "is a file; expected the folder of a capture"),
+    (["export", "{dump}", "--to", "deepspec", "--dest", "{file}/x"], "/file/x cannot be made, because "),
     (["export", "{dump}", "--to", "specforge", "--dest", "{new}"], "give --algorithm eagle3 or dflash or domino or dspark"),
     (["export", "{dump}", "--to", "deepspec", "--dest", "{new}", "--seq-length", "9"], "--seq-length means nothing to deepspec"),
     (["export", "{dump}", "--to", "deepspec", "--dest", "{dump}"], "is not empty and holds no export of ours"),
-    (["import", "{new}", "--from", "modelopt", "--out", "{new}"], "holds no .pt file"),
+    (["import", "{new}", "--from", "modelopt", "--out", "{new}"], "is not there; expected a folder of modelopt files"),
+    (["import", "{file}", "--from", "modelopt", "--out", "{new}"], "is a file; expected a folder of modelopt files"),
+    (["import", "{dump}", "--out", "{new}"], "Missing option '--from'. Choose from: specforge, speculators, deepspec,"),
     (["import", "{dump}", "--from", "modelopt"], "Missing option '--out'"),
-    (["import", "{dump}", "--from", "modelopt", "--out", "{new}", "--layer-ids", "x", "--n", "8"], "holds no .pt file"),
+    (
+        ["import", "{dump}", "--from", "modelopt", "--out", "{new}", "--layer-ids", "x", "--n", "8"],
+        "must be plain integers; got 'x'",
+    ),
 ]  # fmt: skip
+OTHER_FILES = [
+    (["import", "{empty}", "--from", "modelopt"], "holds no .pt file"),
+    (["import", "{dump}", "--from", "modelopt", "--n", "8"], "holds no .pt file"),
+    (["import", "{empty}", "--from", "deepspec"], "is no DeepSpec cache: it holds no manifest.json."),
+    (["import", "{empty}", "--from", "automodel-dspark"], "is no Automodel cache: it holds no manifest.json."),
+]
+
+
+@pytest.fixture
+def places(dump: Path, tmp_path: Path) -> dict[str, Path]:
+    found = {"dump": dump, "new": tmp_path / "new", "empty": tmp_path / "empty", "file": tmp_path / "file"}
+    found["empty"].mkdir()
+    found["file"].write_text("text")
+    return found
 
 
 @pytest.mark.parametrize(("arguments", "text"), WRONG_USE, ids=[" ".join(a) for a, _ in WRONG_USE])
-def test_wrong_use_is_told_and_leaves_nothing(run, dump: Path, tmp_path: Path, arguments: list[str], text: str) -> None:
-    code, out, err = run(*(a.format(dump=dump, new=tmp_path / "new") for a in arguments))
-    assert code in (1, 2)
-    assert out == ""
+def test_wrong_use_is_one_line_and_code_2_and_leaves_nothing(run, places, arguments: list[str], text: str) -> None:
+    code, out, err = run(*(a.format(**places) for a in arguments))
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert err.startswith("hiddentap: ")
     assert text in err
-    assert not (tmp_path / "new").exists()
+    assert not places["new"].exists()
+
+
+@pytest.mark.parametrize(("arguments", "text"), OTHER_FILES, ids=[" ".join(a) for a, _ in OTHER_FILES])
+def test_files_of_another_layout_are_one_line_and_code_1(run, places, arguments: list[str], text: str) -> None:
+    code, out, err = run(*(a.format(**places) for a in arguments), "--out", places["new"])
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert text in err
+    assert not places["new"].exists()
 
 
 def test_layer_ids_that_are_no_integers_are_named(run, dump: Path, tmp_path: Path) -> None:
@@ -105,7 +139,7 @@ def test_verify_names_the_layers_of_a_dump_whose_ids_are_off_by_one(
     run, dump: Path, target: Path, tmp_path: Path
 ) -> None:
     run("export", dump, "--to", "modelopt", "--dest", tmp_path / "d")
-    for record in ("hiddentap-export.json", "hiddentap-samples.jsonl"):
+    for record in ("hiddentap-export.json", "hiddentap-export.sha256", "hiddentap-samples.jsonl"):
         (tmp_path / "d" / record).unlink()
     right = ("import", tmp_path / "d", "--from", "modelopt", "--model", target)
     run(*right, "--layer-ids", "1,3,4", "--out", tmp_path / "right")
@@ -116,3 +150,20 @@ def test_verify_names_the_layers_of_a_dump_whose_ids_are_off_by_one(
     assert code == 1
     for held, claimed in ((2, 3), (4, 5), (5, 6)):
         assert f"matches boundary {held}, not {claimed} as declared" in out
+
+
+def test_verify_of_an_export_compares_its_files_with_their_checksums(run, dump: Path, tmp_path: Path) -> None:
+    run("export", dump, "--to", "modelopt", "--dest", tmp_path / "d")
+    code, out, _ = run("verify", tmp_path / "d")
+    assert (code, out.startswith("OK: no problems found; 6 files of an export, ")) == (0, True)
+    for path in (tmp_path / "d").glob("*.pt"):
+        data = bytearray(path.read_bytes())
+        data[100] ^= 4
+        path.write_bytes(data)
+    code, out, _ = run("verify", tmp_path / "d", "--quiet")
+    assert code == 1
+    (line,) = out.splitlines()
+    assert "its bytes changed on disk" in line
+    assert "(4 more like this in 5 files: " in line
+    code, _, err = run("verify", tmp_path / "d", "--model", "none")
+    assert (code, "is an export, whose files alone are checked" in err) == (2, True)

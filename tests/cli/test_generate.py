@@ -1,6 +1,9 @@
 """`hiddentap generate` as a user types it."""
 
 import json
+import resource
+import shutil
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,13 +17,7 @@ from hiddentap import CapturedDataset
 from hiddentap.models.head import load_head
 from support.architectures import build
 from support.generation import PlainForward, greedy, row_error
-from support.model_folder import CHATS, llama_folder, model_folder, write_rows
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return llama_folder(tmp_path_factory.mktemp("llama"))
-
+from support.model_folder import CHATS, model_folder, write_rows
 
 ROWS: list[dict[str, Any]] = [
     CHATS[0],
@@ -58,7 +55,7 @@ def test_prompts_are_answered_into_a_folder_and_summed_up(run, llama: Path, data
     assert "1 last assistant turns were left out and written anew" in out
     assert "4 length" in out
     assert "0, 2 (layer_output), H = 32" in out
-    assert err.startswith("generating: 4 of 4 requests, ")
+    assert " generating: 4 of 4 requests, " in err.splitlines()[0]
     model = AutoModelForCausalLM.from_pretrained(llama)
     tokenizer = AutoTokenizer.from_pretrained(llama)
     dataset = CapturedDataset(tmp_path / "out")
@@ -193,15 +190,37 @@ def test_wrong_use_is_one_clear_line_and_code_2(
 
 def test_without_layer_ids_it_is_refused(run, llama: Path, data: Path, tmp_path: Path) -> None:
     code, _, err = run("--model", llama, "--data", data, "--out", tmp_path / "out")
-    assert (code, err) == (2, "hiddentap: DSPARK requires explicit layer_ids for aux hidden capture.\n")
+    text = (
+        "hiddentap: DSPARK requires explicit layer_ids for aux hidden capture. Name them by ids (--layer-ids), an algorithm "
+        "(--algorithm) or a draft config (--draft-config).\n"
+    )
+    assert (code, err) == (2, text)
 
 
-def test_a_folder_that_holds_something_is_refused_before_the_model_is_loaded(run, data: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/mine").write_text("x")
-    code, _, err = run("--model", tmp_path / "nowhere", "--data", data, "--layer-ids", 1, "--out", tmp_path / "out")
-    assert code == 2
-    assert "is not empty" in err
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"--out": "mine"}, "mine is not empty"),
+        ({"--out": "prompts.jsonl"}, "prompts.jsonl is a file"),
+        ({"--layer-ids": "0,9"}, "[9]; num_hidden_layers=4"),
+        ({"--data": "nothing.jsonl"}, "nothing.jsonl"),
+        ({"--adapter": "nonsense"}, "unknown adapter 'nonsense'"),
+    ],
+    ids=str,
+)
+def test_what_needs_no_weights_is_checked_before_they_are_read(
+    run, llama: Path, data: Path, tmp_path: Path, given: dict[str, str], text: str
+) -> None:
+    without_weights = Path(shutil.copytree(llama, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes").write_text("x")
+    options = {"--model": without_weights, "--data": data, "--layer-ids": "1", "--out": "out"} | given
+    places = {name: tmp_path / value for name, value in options.items() if name in ("--data", "--out")}
+    code, out, err = run(*(part for pair in (options | places).items() for part in pair))
+    assert (code in (1, 2), out, len(err.splitlines())) == (True, "", 1)
+    assert text in err
+    assert "model.safetensors" not in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_that_cannot_be_run_so_is_refused_by_name(run, data: Path, tmp_path: Path) -> None:
@@ -216,20 +235,116 @@ def test_a_model_that_cannot_be_run_so_is_refused_by_name(run, data: Path, tmp_p
 def test_a_signal_ends_it_with_its_code_and_leaves_sealed_shards(
     run, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import signal
+    from hiddentap.capture.store import GrowingShardWriter, Shard
 
-    from hiddentap.capture.sampling.shard_sink import ShardSink
+    seal = GrowingShardWriter.seal
 
-    seal = ShardSink._seal
+    def seal_and_signal(writer: GrowingShardWriter) -> Shard:
+        monkeypatch.setattr(GrowingShardWriter, "seal", seal)  # a second one would end the process as usual
+        sealed = seal(writer)
+        signal.raise_signal(signal.SIGTERM)
+        return sealed
 
-    def seal_and_signal(sink: ShardSink) -> None:
-        seal(sink)
-        if len(sink.shards) == 1:  # a second one would end the process as usual
-            signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(ShardSink, "_seal", seal_and_signal)
+    monkeypatch.setattr(GrowingShardWriter, "seal", seal_and_signal)
     data = write_rows(tmp_path / "rows.jsonl", [{"text": "Once upon a time"}] * 6)
     code, out, err = run(*common(llama, data, tmp_path), "--shard-rows", 10, "--max-batch", 2)
     assert (code, out) == (143, "")
     assert "stopped; sealed shards stay in" in err
     assert 1 <= len(CapturedDataset(tmp_path / "out", allow_incomplete=True)) <= 3
+
+
+def test_every_answer_says_how_it_ended_and_the_summary_which_tokens_end_one(
+    run, llama: Path, data: Path, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    out = tmp_path / "out"
+    code, said, _ = run(
+        "--model", llama, "--data", data, "--layer-ids", "0", "--out", out, "--max-new-tokens", 1, "--temperature", 0
+    )
+    assert code == 0
+    assert f"{end} (chat template)" in said
+    dataset = CapturedDataset(out)
+    assert [dataset[i]["finish_reason"] for i in range(4)] == ["length"] * 4
+    assert dataset.metadata["end_tokens"]["chat template"] == [end]
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    stop = greedy(model, [60, 61, 62], 1)[0]
+    again = tmp_path / "again"
+    run(
+        *common(llama, data, tmp_path)[:-5],
+        "--layer-ids",
+        0,
+        "--out",
+        again,
+        "--temperature",
+        0,
+        "--stop-token-id",
+        stop,
+    )
+    items = {item["sample_id"]: item for item in map(CapturedDataset(again).__getitem__, range(4))}
+    assert items["ids"]["finish_reason"] == "stop_token"
+    assert "finish_reasons" not in items["ids"]
+    assert CapturedDataset.collate([items["ids"], items["text"]])["finish_reason"][0] == "stop_token"
+
+
+def test_the_share_of_the_probability_that_top_logits_hold_is_said(
+    run, llama: Path, data: Path, tmp_path: Path
+) -> None:
+    code, said, _ = run(*common(llama, data, tmp_path), "--top-logits", 3)
+    assert code == 0
+    model, dataset = AutoModelForCausalLM.from_pretrained(llama).eval(), CapturedDataset(tmp_path / "out")
+    kept = []
+    for i in range(len(dataset)):
+        item = dataset[i]
+        logits = PlainForward(model, item["input_ids"].tolist()).logits
+        kept.append(logits.softmax(-1).topk(3).values.sum(-1)[item["output_ids"] >= 0])
+    share = float(torch.cat(kept).mean())
+    assert f"top logits  hold {share:.1%} of the probability, on average" in said
+
+
+def test_quiet_that_ends_with_1_says_why_in_one_line(run, llama: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "rows.jsonl", [{"foo": 1}])
+    code, out, err = run(*common(llama, data, tmp_path), "--quiet")
+    assert (code, out) == (1, "")
+    assert (
+        err
+        == f"hiddentap: nothing was captured: all 1 input rows were rejected; see {tmp_path / 'out/rejects.jsonl'}\n"
+    )
+
+
+def test_a_device_that_is_not_there_is_refused_in_one_line_before_the_model_is_read(
+    run, data: Path, tmp_path: Path
+) -> None:
+    for device in ("cuda:7", "mps:3", "xpu"):
+        code, out, err = run(
+            "--model",
+            tmp_path / "nowhere",
+            "--data",
+            data,
+            "--layer-ids",
+            1,
+            "--out",
+            tmp_path / "out",
+            "--device",
+            device,
+        )
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert f"there is no device {device!r} here" in err
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_says_that_a_generation_resumes(run, llama: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "rows.jsonl", [{"text": "Once upon a time " * 8}] * 8)
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
+    try:
+        code, _, err = run(*common(llama, data, tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert code == 1
+    assert "no room for shard-000000.safetensors" in err
+    assert "Finish it by running it again." in err
+    code, out, _ = run(*common(llama, data, tmp_path))
+    assert code == 0
+    assert "8 captured" in out

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,16 @@ def test_generate(run: Run, llama: Path, tmp_path: Path) -> None:
     assert (values["new_tokens"], values["finish_reasons"]) == (3, {"length": 1})
 
 
+def test_generate_all_turns(run: Run, llama: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "d.jsonl", [{"text": "Once upon"}, {"foo": 1}])
+    command = ("generate", "--model", llama, "--data", data, "--layer-ids", "1", "--out", tmp_path / "out")
+    options = ("--turns", "all", "--max-new-tokens", 3, "--ignore-eos", "--json")
+    values = json_of(run(*command, *options), "generate --turns all")
+    assert (values["new_tokens"], values["finish_reasons"]) == (3, {"length": 1})
+    assert values["messages"] == str(tmp_path / "out/answers/messages.jsonl")
+    assert (values["capture"]["captured"], values["capture"]["rejected"]) == (1, 1)
+
+
 def test_audit(run: Run, llama: Path, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "d.jsonl", [{"foo": 1}, CHATS[1]])
     values = json_of(run("audit", "--model", llama, "--data", data, "--json"), "audit")
@@ -142,6 +154,35 @@ def test_a_failure_leaves_standard_output_empty(run: Run, tmp_path: Path) -> Non
 
 
 def test_numbers_that_are_not_finite_are_null() -> None:
-    from hiddentap.capture.cli.json_values import json_value
+    from hiddentap.capture.cli.output import json_value
 
     assert json_value({"a": [float("nan"), 1.5, float("inf")], 1: Path("x")}) == {"a": [None, 1.5, None], "1": "x"}
+
+
+CHATTY = """
+import os, subprocess, sys
+from hiddentap.capture.cli import main
+from hiddentap.models import loading
+
+quiet = loading.model_skeleton
+
+def chatty(*args):
+    print("a banner")
+    os.write(1, b"a banner of a library in C\\n")
+    subprocess.run(["echo", "a banner of a process"])
+    return quiet(*args)
+
+loading.model_skeleton = chatty
+sys.argv = ["hiddentap", "layers", {model!r}, "--json"]
+main()
+"""
+
+
+def test_what_libraries_print_does_not_reach_standard_output(tmp_path: Path) -> None:
+    script = CHATTY.format(model=str(llama_folder(tmp_path / "model")))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["model"] == "LlamaForCausalLM"
+    for banner in ("a banner\n", "a banner of a library in C\n", "a banner of a process\n"):
+        assert banner in done.stderr

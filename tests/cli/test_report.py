@@ -24,8 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_report_writes_page_and_pictures_and_says_the_verdict(run, folder: Path, tmp_path: Path) -> None:
     code, out, err = run("report", folder, "--html", tmp_path / "r.html", "--png", tmp_path / "png")
     assert code == 0
-    assert re.fullmatch(r"reading: (\d+) of \1 rows\n", err)
-    assert out.splitlines() == ["Nothing unusual.", f"page: {tmp_path / 'r.html'}, 6 pictures in {tmp_path / 'png'}"]
+    assert re.fullmatch(r"[\d-]{10} [\d:]{8} reading: (\d+) of \1 rows\n", err)
+    assert out.splitlines() == ["Nothing unusual.", f"page: {tmp_path / 'r.html'}, 6 figures in {tmp_path / 'png'}"]
     assert (tmp_path / "r.html").stat().st_size > 50_000
     assert sorted(path.name for path in (tmp_path / "png").iterdir()) == [
         "cosine.png", "lengths.png", "loss-mask.png", "norms.png", "outliers.png", "variance.png",
@@ -60,6 +60,14 @@ def test_a_report_of_nothing_is_code_2(run, tmp_path: Path) -> None:
     code, out, err = run("report", tmp_path / "nowhere")
     assert (code, out) == (2, "")
     assert err == f"hiddentap: {tmp_path / 'nowhere'} is not there; expected the folder of a capture.\n"
+
+
+@pytest.mark.parametrize("option", ["--html", "--png"])
+def test_a_place_below_a_file_is_refused_in_one_line(run, folder: Path, tmp_path: Path, option: str) -> None:
+    (tmp_path / "file").write_text("text")
+    code, out, err = run("report", folder, "--quiet", "--html", tmp_path / "page.html", option, tmp_path / "file/x")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert f"cannot be made, because {tmp_path / 'file'} is a file; choose another folder." in err
 
 
 def test_a_piped_sample_is_plain_text_with_a_line_per_token(run, folder: Path) -> None:

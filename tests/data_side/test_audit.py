@@ -18,10 +18,10 @@ def sample(length: int, supervised: int, warnings: tuple[str, ...] = (), cut: in
 
 def test_an_audit_counts_everything_once() -> None:
     rejects = [
-        Reject("rows.jsonl", 3, None, "first", "bad_json"),
-        Reject("rows.jsonl", 5, "x", "second", "unsupervised"),
-        Reject("rows.jsonl", 6, "y", "third", "unsupervised"),
-        Reject("rows.jsonl", 7, "z", "fourth", "unsupervised_after_truncation"),
+        Reject.of("rows.jsonl", 3, None, "first", "bad_json"),
+        Reject.of("rows.jsonl", 5, "x", "second", "unsupervised"),
+        Reject.of("rows.jsonl", 6, "y", "third", "unsupervised"),
+        Reject.of("rows.jsonl", 7, "z", "fourth", "unsupervised_after_truncation"),
     ]
     items = [sample(4, 2, ("tools_dropped",)), *rejects, sample(8, 1, ("content_changed", "tools_dropped"), cut=9)]
 
@@ -33,28 +33,34 @@ def test_an_audit_counts_everything_once() -> None:
         truncated=1,
         unsupervised=3,
         warnings={"tools_dropped": 2, "content_changed": 1},
+        first_warning={"tools_dropped": "rows.jsonl:1", "content_changed": "rows.jsonl:1"},
+        fields_read={},
+        fields_unread={},
         mask_rules={"substitution": 2},
         tokens=12,
         supervised_tokens=3,
         length_percentiles={0: 4, 10: 4, 50: 4, 90: 8, 99: 8, 100: 8},
-        ending=(
-            "expected the mask rules to take at least 95 % of the rows; found 2 of 6 rejected, most of them (2) as "
-            "unsupervised, first at rows.jsonl:5: second. Give a template with generation marks, supervise everything "
-            "(--loss-on all), or let the rows go (--allow-rejects)"
-        ),
     )
 
 
 def test_an_audit_says_where_a_strict_run_would_end_and_counts_on() -> None:
-    items = [sample(4, 2), Reject("rows.jsonl", 3, None, "no JSON", "bad_json"), sample(8, 1)]
+    items = [sample(4, 2), Reject.of("rows.jsonl", 3, None, "no JSON", "bad_json"), sample(8, 1)]
     strict, free = audit(items, RejectGate(strict=True)), audit(items, RejectGate())
     assert strict.ending == "rows.jsonl, line 3: no JSON (strict: the first rejected row ends the run)"
     assert (strict.rows, strict.captured, free.ending) == (3, 2, "")
 
 
+def test_an_audit_says_that_a_run_would_end_for_its_rejects() -> None:
+    items = [*[sample(4, 2)] * 17, *[Reject.of("rows.jsonl", 5, "x", "second", "unsupervised")] * 3]
+    assert audit(items).ending == (
+        "expected at most 10 % of the rows to be rejected; found 3 of 20: 3 unsupervised, first at rows.jsonl:5: second. Mend "
+        "the rows, or allow more rejects (--max-reject-rate)"
+    )
+
+
 def test_rows_that_are_allowed_to_go_end_nothing() -> None:
-    items = [Reject("rows.jsonl", 5, "x", "second", "unsupervised"), sample(4, 2)]
-    assert audit(items, RejectGate(allow_rejects=True)).ending == ""
+    items = [Reject.of("rows.jsonl", 5, "x", "second", "unsupervised")] * 30 + [sample(4, 2)]
+    assert audit(items, RejectGate(1)).ending == ""
 
 
 def test_percentiles_are_lengths_that_occur() -> None:

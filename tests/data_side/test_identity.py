@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from hiddentap.capture.data import TokenisationIdentity, TokeniseOptions, Tokeniser, identity_of
+from hiddentap.capture.data import RecordEncoder, TokenisationIdentity, TokeniseOptions, identity_of
 from support.templates import CHATML, CLOCK, MARKED, byte_tokenizer
 
 
 def identity(folder: Path, template: str | None = CHATML, special: tuple[str, ...] | None = None, **options: Any):
     tokenizer = byte_tokenizer(folder, template, *([special] if special else []))
-    return identity_of(Tokeniser(TokeniseOptions(tokenizer=tokenizer, **{"template_date": "2024-02-03"} | options)))
+    return identity_of(RecordEncoder(TokeniseOptions(tokenizer=tokenizer, **{"template_date": "2024-02-03"} | options)))
 
 
 def test_an_identity_is_plain_json_with_the_templates_hash(tmp_path: Path) -> None:
@@ -27,6 +27,7 @@ def test_an_identity_is_plain_json_with_the_templates_hash(tmp_path: Path) -> No
         "template_date": None,
         "mask_rule": "substitution",
         "loss_on": "assistant",
+        "on_dropped": "reject",
         "think": "keep",
         "ids_format": "plain",
         "max_length": 4096,
@@ -40,9 +41,9 @@ def test_the_same_tokenizer_elsewhere_is_the_same(tmp_path: Path) -> None:
 
 
 def test_tokenising_does_not_change_the_identity(tmp_path: Path) -> None:
-    tokeniser = Tokeniser(TokeniseOptions(tokenizer=byte_tokenizer(tmp_path / "t"), template_date="2024-02-03"))
+    tokeniser = RecordEncoder(TokeniseOptions(tokenizer=byte_tokenizer(tmp_path / "t"), template_date="2024-02-03"))
     before = identity_of(tokeniser)
-    tokeniser.template.encode([{"role": "user", "content": "hi"}])
+    tokeniser.template.encode("hi", [{"role": "user", "content": "hi"}])
     assert identity_of(tokeniser) == before
 
 
@@ -55,6 +56,8 @@ def test_tokenising_does_not_change_the_identity(tmp_path: Path) -> None:
         ({"template_args": {"enable_thinking": False}}, "template_args"),
         ({"loss_on": "all"}, "loss_on"),
         ({"think": "mask"}, "think"),
+        ({"on_dropped": "keep"}, "on_dropped"),
+        ({"loss_on": "last"}, "loss_on"),
         ({"max_length": 9}, "max_length"),
         ({"on_too_long": "drop"}, "on_too_long"),
         ({"strict": True}, "strict"),

@@ -40,7 +40,7 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
     "a lone surrogate": ('{"text": "a\\ud800"}', "lone_surrogate"),
     "a lone surrogate in a message": ('{"messages": [{"role": "user", "content": "\\udc00"}]}', "lone_surrogate"),
     "a lone surrogate in the id": ('{"id": "\\ud800", "text": "a"}', "lone_surrogate"),
-    "no field": ({"prompt": "a", "answer": "b"}, "no_known_field"),
+    "no field": ({"question": "a", "answer": "b"}, "no_known_field"),
     "null fields": ({"messages": None, "text": None}, "no_known_field"),
     "no messages": ({"messages": []}, "empty_conversation"),
     "messages of text": ({"messages": "hi"}, "bad_message"),

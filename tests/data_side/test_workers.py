@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hiddentap.capture.data import Reject, SourceError, TokeniseOptions, tokenise
+from hiddentap.capture.data import RecordEncoder, Reject, SourceError, TokeniseOptions, tokenise
 from hiddentap.models.errors import RunError, UsageError
 from support.rows import turns, write_lines
 from support.templates import CHATML, byte_tokenizer
@@ -31,7 +31,10 @@ def rows(tmp_path: Path) -> str:
 
 
 def test_items_come_in_input_order_and_are_those_of_one_process(options: TokeniseOptions, rows: str) -> None:
-    alone, spread = list(tokenise([rows], options)), list(tokenise([rows], options, workers=2))
+    alone, spread = (
+        list(tokenise([rows], RecordEncoder(options))),
+        list(tokenise([rows], RecordEncoder(options), workers=2)),
+    )
 
     assert [item.sample_id for item in spread] == [str(n) for n in range(400)]
     assert len(alone) == 400
@@ -44,25 +47,34 @@ def test_items_come_in_input_order_and_are_those_of_one_process(options: Tokenis
     assert multiprocessing.active_children() == []
 
 
-def test_more_workers_than_rows_is_fine(options: TokeniseOptions, rows: str) -> None:
-    assert [item.sample_id for item in tokenise([rows], options, workers=2, limit=1)] == ["0"]
+def test_of_more_workers_than_there_is_work_for_the_others_are_not_started(options: TokeniseOptions, rows: str) -> None:
+    items = tokenise([rows], RecordEncoder(options), workers=3, limit=1)
+    assert next(items).sample_id == "0"
+    assert len(multiprocessing.active_children()) == 1
+    assert list(items) == []
+    assert multiprocessing.active_children() == []
+
+
+def test_no_rows_need_no_worker(tmp_path: Path, options: TokeniseOptions) -> None:
+    (tmp_path / "none.jsonl").write_text("")
+    assert list(tokenise([str(tmp_path / "none.jsonl")], RecordEncoder(options), workers=2)) == []
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_limit_counts_input_rows_and_no_blank_lines(tmp_path: Path, options: TokeniseOptions, workers: int) -> None:
     source = write_lines(tmp_path / "few.jsonl", ["", {"text": "a"}, "", "bad", {"text": "c"}, {"text": "d"}])
-    assert [item.line for item in tokenise([source], options, workers=workers, limit=3)] == [2, 4, 5]
+    assert [item.line for item in tokenise([source], RecordEncoder(options), workers=workers, limit=3)] == [2, 4, 5]
 
 
 def test_a_workers_error_ends_the_iteration_with_that_error(tmp_path: Path, rows: str) -> None:
     options = TokeniseOptions(tokenizer=str(tmp_path / "nothing"))
     with pytest.raises(UsageError, match="expected a tokenizer at"):
-        list(tokenise([rows], options, workers=2))
+        list(tokenise([rows], RecordEncoder(options), workers=1))
     assert multiprocessing.active_children() == []
 
 
 def test_a_killed_worker_ends_the_iteration_within_seconds(options: TokeniseOptions, rows: str) -> None:
-    items = tokenise([rows], options, workers=2)
+    items = tokenise([rows], RecordEncoder(options), workers=2)
     next(items)
     started = time.monotonic()
     for child in multiprocessing.active_children():
@@ -78,12 +90,12 @@ def test_a_damaged_source_ends_the_iteration_and_the_workers(
     bad = tmp_path / "bad.jsonl.gz"
     bad.write_bytes(b"no gzip")
     with pytest.raises(SourceError, match=r"bad\.jsonl\.gz"):
-        list(tokenise([rows, str(bad)], options, workers=2))
+        list(tokenise([rows, str(bad)], RecordEncoder(options), workers=1))
     assert multiprocessing.active_children() == []
 
 
 def test_leaving_the_iteration_ends_the_workers(options: TokeniseOptions, rows: str) -> None:
-    items = tokenise([rows], options, workers=2)
+    items = tokenise([rows], RecordEncoder(options), workers=2)
     next(items)
     assert len(multiprocessing.active_children()) == 2
     items.close()
@@ -95,9 +107,9 @@ SCRIPT = """
 import signal
 import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from hiddentap.capture.data import TokeniseOptions, tokenise
+from hiddentap.capture.data import RecordEncoder, TokeniseOptions, tokenise
 if __name__ == "__main__":
-    items = tokenise([sys.argv[1]] * 1000, TokeniseOptions(tokenizer=sys.argv[2]), workers=2)
+    items = tokenise([sys.argv[1]] * 1000, RecordEncoder(TokeniseOptions(tokenizer=sys.argv[2])), workers=2)
     next(items)
     print("started", flush=True)
     for item in items:
@@ -132,4 +144,4 @@ def test_no_worker_outlives_an_interrupted_or_killed_run(
 @pytest.mark.parametrize("bad", [{"workers": -1}, {"limit": -1}])
 def test_negative_counts_are_wrong_use(options: TokeniseOptions, bad: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="at least 0"):
-        tokenise([], options, **bad)
+        tokenise([], RecordEncoder(options), **bad)

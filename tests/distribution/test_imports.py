@@ -57,3 +57,33 @@ def test_one_copy_of_the_package_is_loaded() -> None:
     assert Path(hiddentap.__file__) == ROOT / "__init__.py"
     assert [name for name in ours if name.split(".")[0] != "hiddentap" and name != "__main__"] == []
     assert [path for path, times in Counter(ours.values()).items() if times > 1] == []
+
+
+def imported_by(code: str) -> set[str]:
+    """The modules that `code` imports in an interpreter of its own, those of its start left out."""
+    script = f"import sys; before = {{*sys.modules}}; {code}; print(*{{*sys.modules}} - before)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def packages_of(modules: set[str]) -> set[str]:
+    """The installed packages among modules."""
+    return {module.partition(".")[0] for module in modules} - sys.stdlib_module_names
+
+
+def test_importing_the_package_imports_nothing_but_the_list_of_its_names() -> None:
+    modules = imported_by("import hiddentap")
+    assert packages_of(modules) == {"hiddentap"}
+    assert {module for module in modules if module.startswith("hiddentap.")} == {
+        "hiddentap.models",
+        "hiddentap.models.public_names",
+    }
+    assert len(modules) <= 20, sorted(modules)
+
+
+def test_the_commands_help_imports_no_package_but_click() -> None:
+    modules = imported_by(
+        "from hiddentap.capture.cli.main import hiddentap; hiddentap.main(['--help'], standalone_mode=False)"
+    )
+    assert packages_of(modules) == {"hiddentap", "click"}
+    assert len(modules) <= 100, sorted(modules)

@@ -22,8 +22,9 @@ def tools(tmp_path: Path) -> Path:
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "x-y"
-    (folder / "scripts").mkdir(parents=True)
-    for name in ("scripts/setup.sh", "pyproject.toml", "constraints.txt"):
+    for made in ("scripts", "constraints"):
+        (folder / made).mkdir(parents=True)
+    for name in ("scripts/setup.sh", "pyproject.toml", "constraints/highest.txt"):
         shutil.copy(ROOT / name, folder / name)
     return folder
 
@@ -52,7 +53,9 @@ def test_a_python_that_does_not_run_is_passed_over_for_the_next(repository: Path
     fake_python(tools / "python3.12", '[[ $1 == -c ]] && exit 0; echo "3.12 was asked: $*"; exit 1')
     done = set_up(repository, tools)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"3.12 was asked: -m venv --clear {repository}/.venv\n")
+    said, asked, *_ = done.stderr.splitlines()
+    assert said == "setup: making .venv with python3.12"
+    assert asked == f"3.12 was asked: -m venv --clear {repository}/.venv"
 
 
 def test_a_finished_set_up_says_nothing_and_installs_nothing_again(repository: Path, tools: Path) -> None:
@@ -60,7 +63,9 @@ def test_a_finished_set_up_says_nothing_and_installs_nothing_again(repository: P
     python = repository / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     fake_python(python, f'echo "$*" >>"{calls}"')
-    assert set_up(repository, tools).returncode == 0
+    first = set_up(repository, tools)
+    assert (first.returncode, first.stdout) == (0, "")
+    assert first.stderr == "setup: installing hiddentap[test] into .venv\n"
     installs = [line for line in calls.read_text(encoding="utf-8").splitlines() if "pip install" in line]
     assert len(installs) == 2
     assert installs[1].endswith(f"--editable {repository}[test]")
@@ -78,7 +83,7 @@ def test_changed_requirements_are_installed(repository: Path, tools: Path) -> No
     fake_python(python, f'echo "$*" >>"{calls}"')
     set_up(repository, tools)
     calls.unlink()
-    with (repository / "constraints.txt").open("a", encoding="utf-8") as file:
+    with (repository / "constraints/highest.txt").open("a", encoding="utf-8") as file:
         file.write("# changed\n")
     set_up(repository, tools)
     assert "pip install" in calls.read_text(encoding="utf-8")
@@ -94,4 +99,4 @@ def test_the_constraint_applies_only_where_no_fitting_torch_is_installed(
     # `python -` is the script's question about torch.
     fake_python(python, f'[[ $1 == - ]] && exit {found}; echo "$*" >>"{calls}"')
     assert set_up(repository, tools).returncode == 0
-    assert (f"--constraint {repository}/constraints.txt" in calls.read_text(encoding="utf-8")) == constrained
+    assert (f"--constraint {repository}/constraints/highest.txt" in calls.read_text(encoding="utf-8")) == constrained

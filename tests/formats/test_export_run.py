@@ -12,9 +12,10 @@ import torch
 
 from hiddentap.capture.formats import ExportSettings, export_dataset
 from hiddentap.capture.formats import specforge as specforge_module
-from hiddentap.capture.progress import Silent, Work
+from hiddentap.capture.progress import Done, Silent, Work
 from hiddentap.capture.store import FolderLock, FolderLockedError
 from hiddentap.models.errors import UsageError
+from support.export_layouts import LAYOUTS
 from support.layout_readers import containers
 from support.trainer_dump import capture
 
@@ -25,16 +26,16 @@ class Recorder(Silent):
     def __init__(self) -> None:
         self.stretches: list[tuple[str, int]] = []
         self.notes: list[str] = []
-        self.done: list[tuple[int, int]] = []
+        self.done: dict[str, list[tuple[int, int]]] = {}
         self.written = 0
 
     def started(self, work: Work) -> None:
         self.stretches.append((work.what, work.total))
-        self.done.clear()
+        self.done[work.what] = []
 
-    def advanced(self, count: int = 0, tokens: int = 0, *, written: int = 0, rejected: int = 0) -> None:
-        self.done.append((count, tokens))
-        self.written += written
+    def advanced(self, done: Done) -> None:
+        self.done[self.stretches[-1][0]].append((done.count, done.tokens))
+        self.written += done.written
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -42,17 +43,6 @@ class Recorder(Silent):
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name[0] != "."}
-
-
-LAYOUTS = [
-    ("specforge", {"algorithm": "eagle3", "compress": True}),
-    ("deepspec", {"shard_size": 2}),
-    ("modelopt", {}),
-    ("automodel-dspark", {"shard_size": 2}),
-    ("automodel-eagle3", {"shard_size": 2, "draft_vocab_size": 30}),
-    ("angelslim", {"algorithm": "dflash"}),
-    ("eagle1", {}),
-]
 
 
 @pytest.mark.parametrize(("to", "options"), LAYOUTS, ids=[to for to, _ in LAYOUTS])
@@ -152,8 +142,9 @@ def test_two_exports_into_one_folder_at_once_are_refused(dump: Path, tmp_path: P
 def test_progress_counts_every_sample_of_each_stretch(dump: Path, tmp_path: Path) -> None:
     told = Recorder()
     export_dataset(ExportSettings(dump, "specforge", tmp_path / "d", algorithm="dflash"), told)
-    assert told.stretches == [("reading masks", 5), ("exporting", 3)]
-    assert told.done == [(1, 7), (1, 12), (1, 23)]
+    assert told.stretches == [("reading masks", 5), ("exporting", 3), ("checksums", 5)]
+    assert told.done["exporting"] == [(1, 7), (1, 12), (1, 23)]
+    assert told.done["checksums"] == [(1, 0)] * 5
     files = list((tmp_path / "d").rglob("*.ckpt"))
     assert len(files) == 3
     assert told.written == sum(path.stat().st_size for path in files)
@@ -163,11 +154,6 @@ NOTES = [
     ("specforge", {"algorithm": "eagle3"}, "post-norm is made from pre-norm by the model's own norm module"),
     ("eagle1", {}, "rows are stored as bfloat16 and EAGLE-1 holds float16: they are rounded"),
     ("eagle1", {}, "EAGLE-1 has no auxiliary layers: those of the capture are left out"),
-    (
-        "modelopt",
-        {"norm": "pre"},
-        "Model-Optimizer reads the pre-norm mark for DFlash alone; for EAGLE export post-norm",
-    ),
 ]
 
 
@@ -192,15 +178,15 @@ def test_a_mapping_that_cannot_be_made_is_told_where_the_trainer_can_do_without(
 
 def test_one_sample_at_a_time_is_read(dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two reads of hidden states the file of the first is complete."""
-    from hiddentap.capture.formats.captured import Captured
+    from hiddentap.capture.formats.captured import CapturedFolder
 
-    read, finished = Captured.aux_hidden_states, []
+    read, finished = CapturedFolder.aux_hidden_states, []
 
-    def watched(self: Captured, i: int, rows: int) -> torch.Tensor:
+    def watched(self: CapturedFolder, i: int, rows: int) -> torch.Tensor:
         finished.append(len(list((tmp_path / "d").rglob("*.ckpt"))))
         return read(self, i, rows)
 
-    monkeypatch.setattr(Captured, "aux_hidden_states", watched)
+    monkeypatch.setattr(CapturedFolder, "aux_hidden_states", watched)
     export_dataset(ExportSettings(dump, "specforge", tmp_path / "d", algorithm="eagle3"))
     assert finished == [0, 1, 2, 3, 4]
 
@@ -208,13 +194,14 @@ def test_one_sample_at_a_time_is_read(dump: Path, tmp_path: Path, monkeypatch: p
 def test_reading_masks_reads_no_hidden_states(dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hiddentap.capture.store import Shard
 
-    read, columns = Shard.rows, []
+    read, columns = Shard.checked_rows, []
 
-    def watched(self: Shard, name: str, start: int, stop: int) -> torch.Tensor:
+    def watched(self: Shard, position: int, name: str) -> torch.Tensor:
         columns.append(name)
-        return read(self, name, start, stop)
+        return read(self, position, name)
 
-    monkeypatch.setattr(Shard, "rows", watched)
+    monkeypatch.setattr(Shard, "checked_rows", watched)
+    monkeypatch.setattr(Shard, "rows", lambda *_: pytest.fail("an unchecked read"))
     with pytest.raises(RuntimeError):
         export_dataset(ExportSettings(dump, "deepspec", tmp_path / "d", min_supervised=99))
     assert set(columns) == {"loss_mask"}

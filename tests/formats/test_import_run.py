@@ -161,9 +161,9 @@ NOT_OF_THE_LAYOUT = [
     ("angelslim", "holds no .ckpt file"),
     ("eagle1", "holds no .ckpt file"),
     ("modelopt", "holds no .pt file"),
-    ("deepspec", "is no manifest of a DeepSpec cache"),
-    ("automodel-dspark", "is no manifest of an Automodel cache"),
-    ("automodel-eagle3", "is no manifest of an Automodel cache"),
+    ("deepspec", "is no DeepSpec cache: it holds no manifest"),
+    ("automodel-dspark", "is no Automodel cache: it holds no manifest"),
+    ("automodel-eagle3", "is no Automodel cache: it holds no manifest"),
     ("speculators", "is no saved data set"),
 ]
 

@@ -55,6 +55,7 @@ def test_specforge_groups_files_by_number_with_zeros(dump, tmp_path) -> None:
         *(f"rows_00000000-00002000/data_0000000{i}.ckpt" for i in range(5)),
         "vocab_mapping/vocab_mapping.pt",
         "hiddentap-export.json",
+        "hiddentap-export.sha256",
         "hiddentap-samples.jsonl",
         ".hiddentap-lock",
     }

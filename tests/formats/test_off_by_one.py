@@ -43,7 +43,7 @@ def test_layers_beside_the_named_ones_are_found_and_told(
         pytest.importorskip("datasets")
     files, model = tmp_path / "files", ModelSource(str(target))
     export_dataset(ExportSettings(dump, layout, files, **options))
-    for record in ("hiddentap-export.json", "hiddentap-samples.jsonl"):
+    for record in ("hiddentap-export.json", "hiddentap-export.sha256", "hiddentap-samples.jsonl"):
         (files / record).unlink()
     right = taken_over(files, tmp_path / "right", layout, RIGHT, named_in, model=str(target), **more)
     assert verify(right, model=model).ok

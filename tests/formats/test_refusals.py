@@ -10,6 +10,7 @@ import torch
 from hiddentap.capture.formats import ExportSettings, FormatError, LayoutError, export_dataset
 from hiddentap.models.errors import RunError, UsageError
 from support import tiny
+from support.damage import change_record
 from support.model_folder import VOCAB, model_folder
 from support.trainer_dump import capture
 
@@ -167,6 +168,7 @@ def test_logits_that_the_model_changes_after_lm_head_are_refused(dump: Path, tmp
     shutil.copytree(dump / "head", head)
     config = json.loads((head / "config.json").read_text())
     (head / "config.json").write_text(json.dumps(config | {"final_logit_softcapping": 30.0}))
+    change_record(head / "head.json", lambda record: record.pop("config_crc32"))
     text = refusal(dump, tmp_path / "d", "automodel-eagle3", head=head)
     assert "needs logits, and this model changes them after lm_head ({'final_logit_softcapping': 30.0})" in text
 
@@ -202,12 +204,13 @@ def test_no_sample_left_is_an_error_with_the_reasons(dump: Path, tmp_path: Path)
 def test_a_capture_that_is_not_complete_is_refused(dump: Path, tmp_path: Path) -> None:
     partial = tmp_path / "out"
     shutil.copytree(dump, partial)
-    manifest = json.loads((partial / "manifest.json").read_text())
-    (partial / "manifest.json").write_text(json.dumps(manifest | {"complete": False}))
+    change_record(partial / "manifest.json", lambda manifest: manifest.update(complete=False))
     assert "the capture is not complete" in refusal(partial, tmp_path / "d", "deepspec", RunError)
 
 
 def test_a_folder_that_is_no_capture_is_refused(tmp_path: Path) -> None:
+    assert "holds no captured shards" in refusal(tmp_path, tmp_path / "d", "deepspec", UsageError)
+    (tmp_path / "shards").mkdir()
     assert "is no manifest of this format" in refusal(tmp_path, tmp_path / "d", "deepspec", RunError)
 
 

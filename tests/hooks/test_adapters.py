@@ -8,14 +8,9 @@ from hiddentap.hooks import TapError, probe, tap
 from hiddentap.models.adapter_names import ADAPTERS, AdapterError
 from hiddentap.models.decoder import find_decoder
 from support import architectures, kimi_k3, neutral_names, remote_code, serving_style, tiny
-from support.recorder import Call, Recorder, equal, record
+from support.recorder import equal, layer_calls, record
 
 IDS = architectures.token_ids(2, 7)
-
-
-def layer_calls(recorder: Recorder, path: str) -> list[Call]:
-    n = len(recorder.model.get_submodule(path))
-    return [recorder.of(f"{path}.{i}")[0] for i in range(n)]
 
 
 @torch.no_grad()

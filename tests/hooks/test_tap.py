@@ -12,7 +12,7 @@ from torch import nn
 
 from hiddentap.hooks import PositionsError, TapError, tap
 from hiddentap.hooks.collector import OutputHook
-from hiddentap.models.errors import UsageError
+from hiddentap.models.errors import UsageError, UsageTypeError
 from support import tiny
 
 
@@ -99,7 +99,9 @@ def test_early_stop_is_refused_where_a_later_value_is_asked_for() -> None:
 def test_a_forward_that_fills_a_cache_runs_to_its_end() -> None:
     model, ids = tiny.build("llama"), tiny.token_ids(1, 5)
     with tap(model, [1]) as t:
-        cache = t.run(ids, use_cache=True).output.cache
+        output = t.run(ids, use_cache=True).output
+    # The name since transformers 5.24, and the one before.
+    cache = output["cache"] if "cache" in output else output["past_key_values"]
     assert [layer.get_seq_length() for layer in cache.layers] == [5, 5, 5, 5]
 
 
@@ -310,12 +312,10 @@ def test_taps_attached_after_a_compiled_call_are_right_or_raise_and_never_silent
 
 def test_shapes_other_than_batch_sequence_width_are_refused() -> None:
     model = tiny.build("llama")
-    model.model.layers[3].register_forward_hook(lambda module, args, output: output[:, :1])
-    with (
-        tap(model, [3]) as t,
-        pytest.raises(TapError, match=r"boundary 4 gave a float32 tensor \(1, 1, 32\); expected .*\(1, 4, H\)"),
-    ):
-        t.run(tiny.token_ids(1, 4))
+    with tap(model, [3]) as t:
+        model.model.layers[3].register_forward_hook(lambda module, args, output: output[:, :1])
+        with pytest.raises(TapError, match=r"boundary 4 gave a float32 tensor \(1, 1, 32\); expected .*\(1, 4, H\)"):
+            t.run(tiny.token_ids(1, 4))
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
@@ -337,3 +337,13 @@ def test_ids_that_the_vocabulary_has_not_are_refused_with_their_place(wrong: int
             t.run(ids)
         ids[1, 3] = 95
         assert t.run(ids).aux_hidden_states[0].shape == (2, 5, 32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.uint8, torch.int16])
+def test_ids_of_another_dtype_are_refused_in_words(dtype: torch.dtype) -> None:
+    with tap(tiny.build("llama"), [0]) as t:
+        with pytest.raises(UsageTypeError, match=rf"input_ids of dtype int64; got {dtype}.*inputs_embeds"):
+            t.run(tiny.token_ids(2, 7).to(dtype))
+        assert torch.equal(
+            t.run(tiny.token_ids(2, 7).int()).aux_hidden_states[0], t.run(tiny.token_ids(2, 7)).aux_hidden_states[0]
+        )

@@ -9,6 +9,8 @@ from transformers import AutoModelForCausalLM, AutoProcessor
 
 from hiddentap import CapturedDataset, TextSettings, capture_dataset, tap, with_capture
 from hiddentap.hooks import TapError
+from hiddentap.models.errors import RunError
+from support import vision
 from support.image_rows import asked, assert_rows, settings, states
 from support.model_folder import write_rows
 from support.vision import IMAGE
@@ -41,6 +43,17 @@ def test_stored_rows_are_those_of_the_expanded_ids(
     assert seen["into 0"].shape[1] == len(ids) + 5
     assert_rows(item, seen)
     assert item["loss_mask"].tolist() == [0] * (len(item["input_ids"]) - 8) + [1] * 7 + [0]
+
+
+def test_a_processor_that_belongs_to_other_code_than_the_model_is_refused(pictures: Path, tmp_path: Path) -> None:
+    vision.own_kimi(
+        tmp_path / "model", architecture="KimiK25ForConditionalGeneration"
+    )  # as published: transformers' class is loaded
+    data = write_rows(tmp_path / "rows.jsonl", [asked("pictures/wide.png", "?", "Noise.")])
+    with pytest.raises(
+        RunError, match=r"did not take what its processor made .*grid_thws.* may be of different releases"
+    ):
+        capture_dataset(settings(tmp_path / "model", data, tmp_path / "out"))
 
 
 def test_a_cut_behind_the_image_leaves_one_placeholder_for_the_model(

@@ -42,6 +42,12 @@ def test_images_that_are_not_to_be_had_are_rejected_with_a_reason(gemma3: Path, 
     assert "to name its file once; found none" in reasons[3]
 
 
+def test_rows_with_images_are_refused_with_streamed_weights(gemma3: Path, pictures: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "rows.jsonl", [asked("pictures/wide.png", "?", "No.")])
+    with pytest.raises(UsageError, match=r"need a model in memory: with stream_weights .* takes text alone"):
+        capture_dataset(settings(gemma3, data, tmp_path / "out", stream_weights=True))
+
+
 def test_a_text_model_rejects_the_row(pictures: Path, tmp_path: Path) -> None:
     llama = llama_folder(tmp_path / "model")
     data = write_rows(tmp_path / "rows.jsonl", [asked("pictures/wide.png", "?", "No."), chat("Is it?", "No.")])

@@ -4,16 +4,18 @@ import copy
 import io
 import json
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, StaticCache
 
 from hiddentap.capture.mixin import HiddenStateCaptureMixin, with_capture, without_capture
 from hiddentap.capture.outputs import DeviceHiddenStates
 from hiddentap.hooks import PositionsError, TapError
+from hiddentap.models.call import cache_argument
 from hiddentap.models.errors import UsageError
 from support import tiny
 
@@ -79,6 +81,54 @@ def test_holes_and_lone_pads_are_refused() -> None:
         model(tiny.token_ids(1, 3), attention_mask=torch.tensor([[1, 0, 1]]))
     with pytest.raises(PositionsError, match="pad id 0"):
         model(torch.tensor([[9, 0]]))
+
+
+def through_a_file(output: Any) -> Any:
+    buffer = io.BytesIO()
+    torch.save(output, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o)), through_a_file])
+def test_a_captured_output_is_copied_and_pickled_as_the_plain_one(copied: Any) -> None:
+    model = capturing([0, 2])
+    with torch.no_grad():
+        output = model(tiny.token_ids(2, 5))
+        twin, plain = copied(output), copied(tiny.build("llama")(tiny.token_ids(2, 5)))
+    assert type(twin) is type(plain)
+    assert torch.equal(twin.logits, plain.logits)
+    assert all(torch.equal(a, b) for a, b in zip(twin.aux_hidden_states, output.aux_hidden_states, strict=True))
+    expected = output.auxiliary_device_output.aux_hidden_states
+    assert torch.equal(twin.auxiliary_device_output.aux_hidden_states, expected)
+    assert twin.auxiliary_device_output.layout == output.auxiliary_device_output.layout
+    rows = copied(output.auxiliary_device_output)
+    host = rows.copy_to_host(lambda tensor: tensor)
+    assert torch.equal(copied(host).columns["aux_hidden_states"], expected)
+    with pytest.raises(RuntimeError, match="copied to the host already"):
+        _ = copied(rows).columns
+
+
+def test_a_static_cache_is_padded_by_the_columns_of_the_call() -> None:
+    model, ids = capturing([0, 2]), tiny.token_ids(1, 7)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 0]])
+    cache = {cache_argument(model): StaticCache(config=model.config, max_cache_len=8)}
+    with torch.no_grad():
+        first = model(ids[:, :6], attention_mask=mask, **cache).auxiliary_device_output
+        mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 0]])
+        second = model(ids[:, 6:], attention_mask=mask, **cache).auxiliary_device_output
+        alone = capturing([0, 2])(ids[:, 2:]).auxiliary_device_output.aux_hidden_states
+    assert (first.layout.row_counts, first.layout.first_positions) == ((4,), (0,))
+    assert (second.layout.row_counts, second.layout.first_positions) == ((1,), (4,))
+    rows = torch.cat([first.aux_hidden_states, second.aux_hidden_states])
+    torch.testing.assert_close(rows, alone, atol=1e-4, rtol=1e-4)
+
+
+def test_generate_over_prompts_padded_on_the_right_points_to_the_left() -> None:
+    model, ids = capturing([1]), tiny.token_ids(2, 4)
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    with pytest.raises(PositionsError, match="use padding_side='left'"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
 
 
 def test_a_tuple_output_is_refused() -> None:

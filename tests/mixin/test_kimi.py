@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import nn
 
-from hiddentap.capture import kimi
+from hiddentap.capture.mixin import kimi
 from support import tiny
 
 IDS = tiny.token_ids(2, 6)

@@ -5,11 +5,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hiddentap.models.blocked_attention import BLOCK, LONGEST, attention_in_blocks, blocked_attention, blocks_are_faster
+from hiddentap.models.cpu.blocked_attention import (
+    BLOCK,
+    LONGEST,
+    attention_in_blocks,
+    blocked_attention,
+    blocks_are_faster,
+)
 from support import tiny
 
 
@@ -69,14 +75,14 @@ def test_what_is_not_plain_causal_attention_is_left_to_torch(
 ) -> None:
     module = SimpleNamespace(num_key_value_groups=2)
     arguments = plain_arguments() | other
-    monkeypatch.setattr("hiddentap.models.blocked_attention.attention_in_blocks", never)
+    monkeypatch.setattr("hiddentap.models.cpu.blocked_attention.attention_in_blocks", never)
     with blocked_attention(), torch.no_grad():
         found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, **arguments)
     assert torch.equal(found, sdpa_attention_forward(module, **arguments)[0])
 
 
 def test_what_needs_gradients_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hiddentap.models.blocked_attention.attention_in_blocks", never)
+    monkeypatch.setattr("hiddentap.models.cpu.blocked_attention.attention_in_blocks", never)
     arguments = plain_arguments()
     query = arguments["query"]
     assert isinstance(query, Tensor)
@@ -124,5 +130,14 @@ def test_only_bfloat16_on_the_cpu_is_faster_so(measured_cpu: torch.device) -> No
 def test_an_attention_that_somebody_registered_as_sdpa_is_kept(
     measured_cpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", never)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", never)
     assert not blocks_are_faster(measured_cpu, torch.bfloat16)
+
+
+def test_an_attention_that_somebody_registers_meanwhile_stays() -> None:
+    try:
+        with blocked_attention():
+            AttentionInterface.register("sdpa", never)
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is never
+    finally:
+        AttentionInterface.register("sdpa", sdpa_attention_forward)

@@ -17,6 +17,9 @@ N36 = [
     ("dflash", "specforge", (1, 9, 17, 25, 33)),
     ("dflash", "dflash", (1, 9, 17, 25, 33)),
     ("dflash", "speculators", (2, 18, 33)),
+    ("dflash", "sglang", (1, 9, 17, 25, 33)),
+    ("dflash", "sglang_dflash", (1, 9, 17, 25, 33)),
+    ("dflash", "angelslim", (1, 9, 17, 25, 33)),
     ("dspark", "specforge", (1, 9, 17, 25, 33)),
     ("dspark", "automodel_dspark", (1, 10, 18, 26, 35)),
     ("mtp", "speculators", (36,)),
@@ -52,12 +55,12 @@ def test_halves_are_rounded_to_even() -> None:
 def test_defaults_are_ids_of_their_system_or_are_refused(algorithm: str, system: str) -> None:
     for n, draft_layers in itertools.product(range(1, 129), (1, 2, 5)):
         try:
-            ids = default_ids(system, algorithm, n, draft_layers=draft_layers)
+            ids = default_ids(system, algorithm, n, draft_layers=draft_layers, model_types=["llama"])
         except LayerIdError as refused:
             assert f"do not fit {n} decoder layers" in str(refused)  # noqa: PT017
             assert n < 12
         else:
-            assert len(states_of(ids, n, system)) == len(set(ids))
+            assert len(states_of(ids, n, system, ["llama"])) == len(set(ids))
 
 
 def test_one_draft_layer_takes_one_layer() -> None:
@@ -77,3 +80,9 @@ def test_an_algorithm_without_a_default_is_refused_with_the_systems_that_have_on
 def test_a_default_of_one_system_is_told_in_the_ids_of_another() -> None:
     ids = default_ids("specforge", "dflash", 36)
     assert convert_layer_ids(ids, 36, of="specforge", to="vllm") == (2, 10, 18, 26, 34)
+
+
+def test_one_family_of_sglang_takes_later_layers_by_default() -> None:
+    assert default_ids("sglang", "eagle3", 60) == (1, 29, 56)
+    assert default_ids("sglang", "eagle3", 60, model_types=["deepseek_v3"]) == (1, 29, 56)
+    assert default_ids("sglang", "eagle3", 60, model_types=["minimax_m3_vl"]) == (2, 30, 57)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM
 
-from hiddentap.models.float32_products import FLOAT32_PRODUCTS, float32_is_faster
+from hiddentap.models.cpu.float32_products import FLOAT32_PRODUCTS, float32_is_faster
 from support import tiny
 from support.seen_products import SeenProducts
 
@@ -102,7 +102,7 @@ def test_a_model_computes_so_inside_the_block_alone(name: str) -> None:
 
 def test_operands_that_are_very_large_in_float32_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, _ = operands(torch.bfloat16)
-    monkeypatch.setattr("hiddentap.models.float32_products._LARGEST_BYTES", 4 * (a.numel() + b.numel()) - 1)
+    monkeypatch.setattr("hiddentap.models.cpu.float32_products._LARGEST_BYTES", 4 * (a.numel() + b.numel()) - 1)
     with SeenProducts() as seen, FLOAT32_PRODUCTS:
         torch.bmm(a, b)
     assert seen.dtypes == {torch.bfloat16}
@@ -139,7 +139,7 @@ def test_only_sixteen_bits_on_the_cpu_are_tried() -> None:
 def test_the_measured_times_decide(
     as_it_is: float, faster: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hiddentap.models import float32_products
+    from hiddentap.models.cpu import float32_products
 
     times = iter([as_it_is, 1.0])
     monkeypatch.setattr(float32_products, "_quickest", lambda _: next(times))

@@ -1,11 +1,12 @@
 """Final norm, lm_head and embeddings in a folder of their own."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from hiddentap.models.head import HeadError, load_head, save_head
+from hiddentap.models.head import HeadError, load_head, load_head_config, save_head
 from support import tiny
 
 NORMS = {"llama": "model.norm", "gemma2": "model.norm", "gpt2": "transformer.ln_f", "kimi_linear": "model.norm"}
@@ -50,3 +51,33 @@ def test_a_norm_that_computes_otherwise_when_built_again_is_refused_again_and_ag
 def test_a_folder_without_a_head_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(HeadError, match=r"holds no head .*capture with --head"):
         load_head(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("paths", {"norm": "model.ngrm"}), ("paths", {"norm": 3}), ("tied", {"lm_head.weight": "nothing"}), ("tied", 7)],
+)
+def test_a_description_without_a_checksum_that_fits_no_model_is_damaged(
+    part: str, value: object, tmp_path: Path
+) -> None:
+    save_head(tmp_path, tiny.build("llama"), "model.norm")
+    described = json.loads((tmp_path / "head.json").read_text())
+    earlier = {"paths": described["paths"], "tied": described["tied"]}
+    (tmp_path / "head.json").write_text(json.dumps(earlier | {part: value}))
+    with pytest.raises(HeadError, match=r"head\.json is damaged"):
+        load_head(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config", [b"", b"{", b"[1]", b"\xc2{}", b'{"model_type": 7}', b'{"model_type": "llama", "hidden_size": "x"}']
+)
+def test_a_config_without_a_checksum_that_is_none_is_a_damaged_head(config: bytes, tmp_path: Path) -> None:
+    save_head(tmp_path, tiny.build_llama(), "model.norm")
+    record = json.loads((tmp_path / "head.json").read_text())
+    (tmp_path / "head.json").write_text(json.dumps({key: record[key] for key in ("paths", "tied")}))
+    (tmp_path / "config.json").write_bytes(config)
+    with pytest.raises(HeadError):
+        load_head(tmp_path)
+    if b"model_type" not in config:
+        with pytest.raises(HeadError, match=r"config\.json is damaged"):
+            load_head_config(tmp_path)

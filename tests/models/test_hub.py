@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from hiddentap.capture.data import TokeniseOptions, Tokeniser
+from hiddentap.capture.data import RecordEncoder, TokeniseOptions
 from hiddentap.models import hub
 from hiddentap.models.errors import UsageError
 from hiddentap.models.hub import unreachable
@@ -66,7 +66,7 @@ def test_a_tokenizer_is_told_alike(tried: list) -> None:
     with pytest.raises(
         UsageError, match=r"expected a tokenizer at models/llama; .* the hub \(hub.example\) cannot be reached"
     ):
-        Tokeniser(TokeniseOptions(tokenizer="models/llama"))
+        _ = RecordEncoder(TokeniseOptions(tokenizer="models/llama")).tokenizer  # loaded when it is first needed
 
 
 def test_a_cached_model_an_offline_client_and_a_proxy_are_left_to_the_client(

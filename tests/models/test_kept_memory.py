@@ -8,14 +8,14 @@ import sys
 import pytest
 import torch
 
-from hiddentap.models.kept_memory import kept_memory
+from hiddentap.models.cpu.kept_memory import kept_memory
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc is not glibc's here")
 
 # 40 states of 4 MB are freed again and again, as layers do; prints faults per round outside, inside and after the block.
 ROUNDS = """
 import resource, torch
-from hiddentap.models.kept_memory import kept_memory
+from hiddentap.models.cpu.kept_memory import kept_memory
 
 def faults():
     start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -73,7 +73,7 @@ def test_a_malloc_that_refuses_large_blocks_keeps_those_it_can(monkeypatch: pyte
 
     for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("hiddentap.models.kept_memory.ctypes.CDLL", lambda _: OlderLibc())
+    monkeypatch.setattr("hiddentap.models.cpu.kept_memory.ctypes.CDLL", lambda _: OlderLibc())
     with kept_memory(torch.device("cpu")):
         assert set_to == {M_MMAP_THRESHOLD: 32 << 20, M_TRIM_THRESHOLD: 2**31 - 1}
 
@@ -88,8 +88,8 @@ def test_what_is_free_goes_back_from_time_to_time(monkeypatch: pytest.MonkeyPatc
 
     for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("hiddentap.models.kept_memory.ctypes.CDLL", lambda _: Libc)
-    monkeypatch.setattr("hiddentap.models.kept_memory.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hiddentap.models.cpu.kept_memory.ctypes.CDLL", lambda _: Libc)
+    monkeypatch.setattr("hiddentap.models.cpu.kept_memory.time.monotonic", lambda: now[0])
     with kept_memory(torch.device("cpu")) as memory:
         assert memory is not None
         counts = []

@@ -1,6 +1,7 @@
 """Loading: a wrong, damaged or half-loaded model is refused, and what config and checkpoint disagree on is told."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hiddentap.models.checkpoint import CheckpointError, check_files, config_hash, fingerprint
-from hiddentap.models.loading import ModelLoadError, ModelSource, load_model, model_skeleton
+from hiddentap.models.loading import (
+    ModelLoadError,
+    ModelSource,
+    describe_model,
+    load_layer_by_layer,
+    load_model,
+    model_skeleton,
+)
 from support import tiny
 from support.model_folder import llama_folder
 
@@ -117,6 +125,37 @@ def test_a_model_that_is_no_language_model_is_refused_by_its_type(tmp_path: Path
     ).save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match="'vit' model; expected a causal language model"):
         load_model(ModelSource(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"hidden_size": "x"}, "its config.json: .* 'hidden_size' expected int, got str"),
+        ({"num_attention_heads": 0}, r"a value in its config.json is not what its class expects \(ZeroDivisionError"),
+        ({"quantization_config": [3]}, r"a value in its config.json is not what its class expects \(AttributeError"),
+        ({"model_type": {}}, r"a value in its config.json is not what its class expects \(TypeError"),
+        ({"dtype": []}, r"a value in its config.json is not what its class expects \(IndexError"),
+        ({"layer_types": 1}, "its config.json.*TypeError"),
+        ({"hidden_act": "x"}, r"a value in its config.json is not what its class expects \(KeyError"),
+        ({"auto_map": 1.5}, "."),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+@pytest.mark.parametrize("load", [load_model, describe_model, load_layer_by_layer])
+def test_a_config_field_that_its_class_cannot_use_is_an_error_of_one_line(
+    load: Callable[[ModelSource], object], fields: dict[str, object], text: str, folder: Path
+) -> None:
+    edit_config(folder, **fields)
+    with pytest.raises(ModelLoadError, match=text) as caught:
+        load(ModelSource(str(folder)))
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_of_other_shapes_than_the_config_says_are_told_as_such(folder: Path) -> None:
+    edit_config(folder, intermediate_size=48)
+    with pytest.raises(ModelLoadError, match="weights have other shapes than those of the llama model") as caught:
+        load_model(ModelSource(str(folder)))
+    assert "above report" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "no-such-model-anywhere"])

@@ -1,11 +1,13 @@
 """Which tokens become visible in a step (visible lengths and commits)."""
 
 import dataclasses
+from dataclasses import dataclass, field
 
 import pytest
+import torch
 
-from hiddentap.capture.outputs import CommittedTokens, commits_of_step, visible_length
-from support.fake_requests import FakeBatch, FakeRequest
+from hiddentap.capture.outputs import CommittedTokens, HostHiddenStates, RowLayout, commits_of_step, visible_length
+from support.fake_requests import FakeBatch, FakeRequest, RecordingSink
 
 
 def test_committed_tokens_are_frozen_and_equal_values_hash_alike() -> None:
@@ -75,3 +77,30 @@ def test_starts_that_do_not_match_the_requests_are_refused(starts: list[int]) ->
     batch = FakeBatch([FakeRequest(output_ids=[1]), FakeRequest(output_ids=[2])])
     with pytest.raises(ValueError, match=f"found {len(starts)} starts for 2 requests"):
         commits_of_step(batch, starts)
+
+
+@dataclass
+class ServingRequest:
+    """A request as a serving engine has it: what it said and how long it is, and no word of being aborted."""
+
+    output_ids: list[int]
+    finished_len: int | None = None
+    rows: RecordingSink = field(default_factory=RecordingSink)
+
+
+def test_a_request_without_a_word_of_being_aborted_is_not_aborted() -> None:
+    batch = FakeBatch([ServingRequest([7, 8, 9]), ServingRequest([7, 8, 9], finished_len=2)])  # type: ignore[list-item]
+    assert commits_of_step(batch, [1, 1]) == [CommittedTokens(1, (8, 9)), CommittedTokens(1, (8,))]
+    states = HostHiddenStates(
+        {"aux_hidden_states": torch.arange(4.0)[:, None, None]}, RowLayout((2, 2), (1, 1), (0, 0))
+    )
+    states.consume(batch, commits_of_step(batch, [1, 1]))
+    assert [request.rows.appends for request in batch.reqs] == [
+        [(1, {"aux_hidden_states": [[[0.0]], [[1.0]]]})],
+        [(1, {"aux_hidden_states": [[[2.0]]]})],
+    ]
+
+
+def test_faults_of_such_a_request_are_told_without_its_name() -> None:
+    with pytest.raises(RuntimeError, match="committed output length moved backwards: request None had 3, now 1"):
+        commits_of_step(FakeBatch([ServingRequest([7])]), [3])  # type: ignore[list-item]

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from hiddentap.capture.outputs import RowLayout
+from support.fake_requests import FakeRequest
 
 
 def test_rows_lie_one_request_after_the_other_unless_starts_are_given() -> None:
     layout = RowLayout(row_counts=(3, 0, 2), first_positions=(0, 5, 7), prompt_counts=(3, 0, 0))
     assert layout.starts == (0, 3, 3)
-    assert layout.total_rows == 5
 
 
 def test_prompt_rows_begin_at_position_zero_unless_positions_are_given() -> None:
@@ -76,3 +76,37 @@ def test_a_column_with_a_stride_may_have_rows_that_nobody_owns_at_its_end() -> N
 def test_a_scalar_is_no_column() -> None:
     with pytest.raises(ValueError, match=r"needs 1 rows.*found 0"):
         RowLayout.of_prompts([1]).check_column("x", torch.tensor(1.0))
+
+
+class Ranged:
+    """A batch that takes a step's rows as one range, and notes how rows came to it."""
+
+    def __init__(self, *requests: FakeRequest) -> None:
+        self.reqs, self.ranges = requests, []
+
+    def append_all(self, rows: dict[str, torch.Tensor]) -> None:
+        self.ranges.append(rows["x"].tolist())
+
+
+def test_the_rows_of_a_step_come_as_one_range_where_all_are_kept_and_the_batch_takes_that() -> None:
+    batch = Ranged(FakeRequest("a"), FakeRequest("b"))
+    RowLayout.of_prompts([2, 1]).append_kept({"x": torch.tensor([7, 8, 9])}, batch, [None, None])
+    assert batch.ranges == [[7, 8, 9]]
+    assert [request.rows.appends for request in batch.reqs] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("layout", "aborted", "expected"),
+    [
+        (RowLayout.of_prompts([2, 1]), True, [[(0, [7, 8])], []]),
+        (RowLayout.of_prompts([2, 1], [0, 4]), False, [[(0, [7, 8])], [(4, [9])]]),
+        (RowLayout((1, 1), (0, 0), (1, 1), row_starts=(0, 2)), False, [[(0, [7])], [(0, [9])]]),
+        (RowLayout((2, 1), (0, 0), (1, 1)), False, [[(0, [7])], [(0, [9])]]),
+    ],
+    ids=["one aborted", "from a later position", "with rows between them", "one not committed"],
+)
+def test_otherwise_each_request_gets_its_own(layout: RowLayout, aborted: bool, expected: list[object]) -> None:
+    batch = Ranged(FakeRequest("a"), FakeRequest("b", aborted=aborted))
+    layout.append_kept({"x": torch.tensor([7, 8, 9])}, batch, [None, None])
+    assert batch.ranges == []
+    assert [[(at, rows["x"]) for at, rows in request.rows.appends] for request in batch.reqs] == expected

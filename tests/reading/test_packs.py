@@ -2,6 +2,7 @@
 
 from collections import Counter
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def owners(pack: dict) -> list[int]:
     return [int(id_) - 10 for id_, _ in groupby(pack["input_ids"].tolist())]
 
 
-def read(dataset: CapturedDataset, budget: int = 40, workers: int = 0, **settings: int) -> list[list[int]]:
+def read(dataset: CapturedDataset, budget: int = 40, workers: int = 0, **settings: Any) -> list[list[int]]:
     packs = PackedDataset(dataset, budget, **settings)
     return [owners(pack) for pack in DataLoader(packs, batch_size=None, num_workers=workers)]
 
@@ -72,9 +73,82 @@ def test_one_seed_gives_one_order_and_another_seed_or_epoch_another(dataset: Cap
 def test_ranks_and_workers_share_the_samples_out_each_once(
     dataset: CapturedDataset, world_size: int, workers: int
 ) -> None:
-    ranks = [read(dataset, workers=workers, rank=rank, world_size=world_size) for rank in range(world_size)]
+    ranks = [
+        read(dataset, workers=workers, rank=rank, world_size=world_size, uneven="keep") for rank in range(world_size)
+    ]
     assert Counter(i for packs in ranks for pack in packs for i in pack) == Counter(range(40))
     assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, 7, 40])
+def test_every_rank_has_as_many_packs_and_the_first_ones_fill_up(dataset: CapturedDataset, world_size: int) -> None:
+    whole = read(dataset)
+    ranks = [read(dataset, rank=rank, world_size=world_size) for rank in range(world_size)]
+    each = -(-len(whole) // world_size)
+    assert {len(packs) for packs in ranks} == {each}
+    in_turn = [ranks[number % world_size][number // world_size] for number in range(each * world_size)]
+    assert in_turn[: len(whole)] == whole
+    filled = in_turn[len(whole) :]
+    assert filled == [whole[i % len(whole)] for i in range(len(filled))]
+
+
+def test_packs_that_do_not_share_out_evenly_can_be_left_out(dataset: CapturedDataset) -> None:
+    whole = read(dataset)
+    world_size = next(w for w in range(2, 9) if len(whole) % w)
+    ranks = [read(dataset, rank=rank, world_size=world_size, uneven="drop") for rank in range(world_size)]
+    each = len(whole) // world_size
+    assert {len(packs) for packs in ranks} == {each}
+    assert sorted(pack for packs in ranks for pack in packs) == sorted(whole[: each * world_size])
+
+
+def test_an_unknown_way_of_sharing_out_is_refused(dataset: CapturedDataset) -> None:
+    with pytest.raises(UsageError, match="uneven must be one of pad, drop, keep; got 'wrap'"):
+        PackedDataset(dataset, 40, uneven="wrap")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("uneven", ["pad", "drop", "keep"])
+def test_the_length_is_the_number_of_packs_of_the_rank_in_its_epoch(dataset: CapturedDataset, uneven: Any) -> None:
+    for epoch in range(3):
+        for rank in range(3):
+            packs = PackedDataset(dataset, 40, rank=rank, world_size=3, uneven=uneven)
+            packs.epoch = epoch
+            loader = PackLoader(packs)
+            expected = len(list(packs))
+            assert (len(packs), len(loader), len(DataLoader(packs, batch_size=None))) == (expected,) * 3
+            assert len(list(loader)) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_looking_into_a_loader_costs_no_pack(dataset: CapturedDataset, workers: int) -> None:
+    expected = [owners(pack) for pack in PackedDataset(dataset, 40)]
+    loader = PackLoader(PackedDataset(dataset, 40), num_workers=workers)
+    assert owners(next(iter(loader))) == expected[0]
+    for count, _ in enumerate(loader):
+        if count == 2:
+            break
+    assert [owners(pack) for pack in loader] == expected
+    assert loader.state_dict()["epoch"] == 1
+
+
+def test_looking_into_a_resumed_loader_costs_no_pack_either(dataset: CapturedDataset) -> None:
+    expected = [owners(pack) for pack in PackedDataset(dataset, 40)]
+    loader = PackLoader(PackedDataset(dataset, 40))
+    loader.load_state_dict({**loader.state_dict(), "first_pack": 3})
+    assert loader.state_dict()["first_pack"] == 3
+    assert owners(next(iter(loader))) == expected[3]
+    assert [owners(pack) for pack in loader] == expected[3:]
+    assert len(list(loader)) == len(loader)
+
+
+def test_a_state_of_an_older_version_is_taken_by_packs_that_are_shared_out_alike(dataset: CapturedDataset) -> None:
+    older = {k: v for k, v in PackLoader(PackedDataset(dataset, 40)).state_dict().items() if k != "uneven"}
+    alone = PackLoader(PackedDataset(dataset, 40))
+    alone.load_state_dict({**older, "first_pack": 2})
+    assert alone.state_dict()["first_pack"] == 2
+    of_two = {**older, "world_size": 2}
+    PackLoader(PackedDataset(dataset, 40, world_size=2, uneven="keep")).load_state_dict(of_two)
+    with pytest.raises(UsageError, match="uneven is pad, was keep"):
+        PackLoader(PackedDataset(dataset, 40, world_size=2)).load_state_dict(of_two)
 
 
 def test_the_number_of_workers_does_not_change_the_order(dataset: CapturedDataset) -> None:

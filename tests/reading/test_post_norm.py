@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hiddentap import CapturedDataset, CaptureSettings, ModelSource, capture_dataset
+from hiddentap import CapturedDataset, CaptureSettings, ModelSource, capture_dataset, load_head
 from hiddentap.capture.reading import PackedDataset, PostNorm
 from hiddentap.models.errors import UsageError
 from hiddentap.models.head import HeadError
@@ -35,6 +35,16 @@ def test_a_capture_without_head_is_refused(tmp_path: Path, target: Path, rows: P
     dataset = CapturedDataset(_captured(target, tmp_path / "out", data=rows, final="pre"))
     with pytest.raises(HeadError, match="capture with --head"):
         PostNorm(dataset)
+
+
+def test_it_is_a_module_that_is_called_with_rows(dataset: CapturedDataset) -> None:
+    post_norm = PostNorm(dataset)
+    item = dataset[0]
+    module = load_head(str(dataset.path / "head")).norm
+    assert torch.equal(post_norm(item["pre_norm"]), module(item["pre_norm"]))
+    assert post_norm(item["pre_norm"][:2].view(1, 2, -1)).shape == (1, 2, 32)
+    assert isinstance(post_norm, torch.nn.Module)
+    assert not post_norm(item["pre_norm"]).requires_grad
 
 
 def test_a_capture_without_final_states_is_refused(tmp_path: Path, target: Path, rows: Path) -> None:

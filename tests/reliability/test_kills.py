@@ -8,11 +8,13 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from hiddentap import CapturedDataset
 from support.fork_server import ForkServer
+from support.long_tests import takes_many_minutes
 from support.model_folder import chat, write_rows
 from support.run_places import STAGES, Place
 
@@ -47,10 +49,10 @@ def sealed(out: Path) -> dict[Path, tuple[int, int]]:
 class Killed:
     """Runs that are killed, each in a new folder, and what comes of resuming them."""
 
-    def __init__(self, server: ForkServer, llama: Path, folder: Path) -> None:
+    def __init__(self, server: ForkServer, llama: Path, folder: Path, *options: object) -> None:
         self._server, self._folder, self._runs = server, folder, 0
         self._command = ("capture", "--model", llama, "--data", data(folder), "--layer-ids", "0,2", "--exact")
-        self._command += ("--shard-rows", 2500)
+        self._command += ("--shard-rows", 2500, *options)
         self.hits: Counter[str] = Counter()
         self.seconds = self._whole_run()
 
@@ -120,6 +122,19 @@ def test_twenty_kills_over_the_whole_run_lose_nothing_and_repeat_nothing(
         chosen = sum(killed.hits.values()) - sum(by_time.values())
         sys.stdout.write(f"\nkilled in: {shown} (of these at a chosen step: {chosen})\n")
     assert set(killed.hits) == set(STAGES)
+
+
+@takes_many_minutes
+@pytest.mark.slow
+def test_twenty_kills_of_a_run_with_streamed_weights_lose_nothing_and_repeat_nothing(
+    server: ForkServer, llama: Path, tmp_path: Path
+) -> None:
+    killed = Killed(server, llama, tmp_path, "--stream-weights", "--block-tokens", 4000)
+    instants = Random(0)
+    for _ in range(INSTANTS):
+        while not killed.kill_after(instants.random()):
+            pass
+    assert {"loading", "forward"} <= set(killed.hits)
 
 
 # The first and some later steps of what is short beside the forward; a run of this size has more of each.

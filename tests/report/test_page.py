@@ -29,7 +29,7 @@ def ordinary(folder_in, tmp_path_factory: pytest.TempPathFactory) -> Report:
     return write_report(folder_in(parent), parent / "r/page.html", parent / "pictures")
 
 
-def test_a_report_is_one_page_and_a_png_for_each_picture(ordinary: Report) -> None:
+def test_a_report_is_one_page_and_a_png_for_each_figure(ordinary: Report) -> None:
     report = ordinary
     assert [path.stem for path in report.pngs] == OFFLINE
     for path in report.pngs:
@@ -78,7 +78,7 @@ def _worst(columns, number: int) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_pictures_of_zeros_and_nan_are_drawn_without_a_warning(make_folder, tmp_path: Path) -> None:
+def test_figures_of_zeros_and_nan_are_drawn_without_a_warning(make_folder, tmp_path: Path) -> None:
     report = write_report(make_folder(_worst), tmp_path / "p.html", tmp_path)
     assert [path.stem for path in report.pngs] == OFFLINE
     assert report.notices[0].weight == "wrong"
@@ -97,13 +97,13 @@ def test_the_smallest_folder_is_drawn_without_a_warning(make_folder, tmp_path: P
 
 def test_a_page_that_cannot_be_written_is_a_clear_error(make_folder, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"page\.html cannot be written"):
+    with pytest.raises(UsageError, match=r"page\.html cannot be made, because .*file is a file; choose another"):
         write_report(make_folder(), tmp_path / "file/page.html")
 
 
 def test_without_matplotlib_the_extra_is_named(make_folder, tmp_path: Path, monkeypatch) -> None:
     for name in [name for name in sys.modules if name.startswith("hiddentap.capture.report.")]:
-        if name.rsplit(".", 1)[1] in ("page", "pictures", "drawing") or name.endswith("_pictures"):
+        if name.rsplit(".", 1)[1] in ("page", "figures", "drawing") or name.endswith("_figures"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match=r"a report needs matplotlib: pip install 'hiddentap\[report\]'"):
@@ -162,7 +162,7 @@ def _open(browser: str, page: Path, tmp_path: Path, *options: str) -> dict:
     ],
     ids=["light", "dark", "narrow"],
 )
-def test_a_browser_shows_every_picture_and_nothing_sticks_out(
+def test_a_browser_shows_every_figure_and_nothing_sticks_out(
     browser: str, ordinary: Report, tmp_path: Path, options: list[str], source: str, face: str
 ) -> None:
     seen = _open(browser, ordinary.html, tmp_path, *options)
@@ -174,7 +174,7 @@ def test_a_browser_shows_every_picture_and_nothing_sticks_out(
     assert seen["headings"][:3] == ["Report of out", "Nothing unusual.", "Norms per layer"]
 
 
-def test_the_page_as_it_is_lets_nothing_in_and_paints_its_pictures(
+def test_the_page_as_it_is_lets_nothing_in_and_paints_its_figures(
     browser: str, ordinary: Report, tmp_path: Path
 ) -> None:
     shot = tmp_path / "shot.png"

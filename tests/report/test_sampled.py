@@ -28,7 +28,7 @@ def _generated(columns, number: int) -> None:
     columns["topk_ids"] = torch.full((S, 2), -1, dtype=torch.int32)
     columns["topk_ids"][-3:] = torch.tensor([[4, 1], [1, 7], [1, 2]])
     columns["topk_logits"] = torch.full((S, 2), NAN)
-    columns["topk_logits"][-3:] = torch.tensor([[9.75, 1.0], [9.5, 9.0], [9.0, 8.0]])
+    columns["topk_logits"][-3:] = torch.tensor([[9.75, 8.25], [9.5, 9.0], [9.75, 7.5]])
     columns["topk_logsumexp"] = torch.full((S,), NAN)
     columns["topk_logsumexp"][-3:] = 10.0
 
@@ -42,6 +42,16 @@ def test_recorded_rows_are_gathered_and_rows_without_are_left_out(make_folder) -
     np.testing.assert_allclose(sampled.of_sampler, [0.0, -0.5, -3.0] * 12)
     # The third token is not among the two stored logits of its row.
     np.testing.assert_array_equal(sampled.top_differences, [0.0, 0.0] * 12)
+
+
+def test_top_logits_that_hold_little_of_the_distribution_are_found(make_folder) -> None:
+    def little(columns, number: int) -> None:
+        _generated(columns, number)
+        # e^-0.25 + e^-9, e^-0.5 + e^-1 and e^-1 + e^-2: 0.779, 0.974 and 0.503.
+        columns["topk_logits"][-3:] = torch.tensor([[9.75, 1.0], [9.5, 9.0], [9.0, 8.0]])
+
+    ((weight, found),) = [(notice.weight, notice.found) for notice in notices(survey(make_folder(little)))]
+    assert (weight, found) == ("look", "The stored top logits hold 75.2% of the probability, on average.")
 
 
 def test_an_offline_capture_has_no_such_rows(make_folder) -> None:

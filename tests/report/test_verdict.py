@@ -125,7 +125,10 @@ def test_the_last_layer_and_the_norms_input_may_be_one_state(make_folder) -> Non
     def one_state(columns, number: int) -> None:
         columns["pre_norm"] = columns["aux_hidden_states"][:, 2].clone()
 
-    taps = {"layer_ids": [1, 4, 8], "boundaries": [2, 5, 9], "convention": "layer_output", "num_hidden_layers": 9}
+    taps = {
+        "layer_ids": [1, 4, 8], "boundaries": [2, 5, 9], "convention": "layer_output", "num_hidden_layers": 9,
+        "hidden_size": 16,
+    }  # fmt: skip
     assert _found(make_folder(one_state, about={"taps": taps})) == []
     taps = taps | {"num_hidden_layers": 10}
     assert "layer 8 and pre-norm are equal" in _found(make_folder(one_state, name="two", about={"taps": taps}))[0][1]

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from hiddentap import CapturedDataset, CaptureSettings, ModelSource, TextSettings, capture_dataset, tap
 from hiddentap.capture.store import ShardError, check_folder
 from hiddentap.hooks import TapError
+from hiddentap.models.cpu.kept_memory import KeptMemory
 from hiddentap.models.errors import RunError, UsageError
 from hiddentap.models.head import load_head
-from hiddentap.models.kept_memory import KeptMemory
 from support import tiny
 from support.model_folder import CHATS, VOCAB, chat, llama_folder, model_folder, write_rows
 from support.seen_products import SeenProducts
@@ -62,11 +62,13 @@ def test_a_batched_run_stores_them_within_rounding(llama: Path, data: Path, tmp_
 @pytest.mark.parametrize(
     ("asked", "ways"),
     [
-        ({"batch_tokens": 512}, {"attention": "in blocks", "products": "in float32"}),
-        ({"exact": True}, {}),
-        ({"batch_tokens": 512, "attention": "sdpa"}, {"products": "in float32"}),
+        ({"cpu_fast_paths": "auto", "batch_tokens": 512}, {"attention": "in blocks", "products": "in float32"}),
+        ({"cpu_fast_paths": "auto", "exact": True}, {}),
+        ({"cpu_fast_paths": "auto", "batch_tokens": 512, "attention": "sdpa"}, {"products": "in float32"}),
+        ({"cpu_fast_paths": "off", "batch_tokens": 512}, {}),
+        ({"batch_tokens": 512}, {}),
     ],
-    ids=["batched", "exact", "a named attention"],
+    ids=["batched", "exact", "a named attention", "off", "not asked for"],
 )
 def test_attention_and_products_go_the_faster_way_and_the_header_says_so(
     asked: dict[str, object],
@@ -77,8 +79,8 @@ def test_attention_and_products_go_the_faster_way_and_the_header_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # In float32 neither is faster, but both are as near to a plain forward as any batch.
-    monkeypatch.setattr("hiddentap.capture.run.hugging_face.blocks_are_faster", lambda *_: True)
-    monkeypatch.setattr("hiddentap.capture.run.hugging_face.float32_is_faster", lambda *_: True)
+    monkeypatch.setattr("hiddentap.models.cpu.switch.blocks_are_faster", lambda *_: True)
+    monkeypatch.setattr("hiddentap.models.cpu.switch.float32_is_faster", lambda *_: True)
     source = ModelSource(str(llama), attn_implementation=asked.pop("attention", None))
     capture_dataset(replace(settings(llama, data, tmp_path / "out", **asked), model=source))
     model = AutoModelForCausalLM.from_pretrained(llama).eval()
@@ -95,11 +97,12 @@ def test_a_bfloat16_run_computes_products_in_float32_where_that_is_faster(
 ) -> None:
     model = tiny.build_llama(vocab_size=VOCAB, pad_token_id=None).to(torch.bfloat16)
     folder = model_folder(tmp_path / "model", model)
-    monkeypatch.setattr("hiddentap.capture.run.hugging_face.blocks_are_faster", lambda *_: False)
+    monkeypatch.setattr("hiddentap.models.cpu.switch.blocks_are_faster", lambda *_: False)
     for faster in (True, False):
-        monkeypatch.setattr("hiddentap.capture.run.hugging_face.float32_is_faster", lambda *_, faster=faster: faster)
+        monkeypatch.setattr("hiddentap.models.cpu.switch.float32_is_faster", lambda *_, faster=faster: faster)
         with SeenProducts(("linear",)) as seen:
-            capture_dataset(settings(folder, data, tmp_path / f"out-{faster}", batch_tokens=512))
+            out = tmp_path / f"out-{faster}"
+            capture_dataset(settings(folder, data, out, batch_tokens=512, cpu_fast_paths="auto"))
         assert (torch.float32 in seen.dtypes) is faster
 
 
@@ -109,7 +112,9 @@ def test_free_memory_goes_back_between_forwards(
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(KeptMemory, "tidy", lambda _: calls.append(1))
-    capture_dataset(settings(llama, data, tmp_path / "out", exact=True))
+    capture_dataset(settings(llama, data, tmp_path / "off", exact=True))
+    assert calls == []
+    capture_dataset(settings(llama, data, tmp_path / "auto", exact=True, cpu_fast_paths="auto"))
     assert len(calls) == len(CHATS)
 
 
@@ -220,16 +225,16 @@ class Poison:
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, layer: int, change) -> None:
     """Make the loaded model's layer give out `change(output)` in batches of one sample of 20 tokens or more."""
-    from hiddentap.capture.run import offline
+    from hiddentap.capture.run.engines.hugging_face import backend as hugging_face_backend
 
-    load = offline.load_model
+    load = hugging_face_backend.load_model
 
     def load_poisoned(*arguments: object) -> object:
         loaded = load(*arguments)
         loaded.model.model.layers[layer].register_forward_hook(Poison(change))
         return loaded
 
-    monkeypatch.setattr(offline, "load_model", load_poisoned)
+    monkeypatch.setattr(hugging_face_backend, "load_model", load_poisoned)
 
 
 def lengths_of(llama: Path) -> dict[str, int]:
@@ -355,18 +360,18 @@ def test_a_folder_that_misses_a_shard_is_never_called_complete(
 ) -> None:
     from hiddentap.capture.run.shard_run import ShardRun
 
-    monkeypatch.setattr(ShardRun, "capture", lambda self, shards: {})
+    monkeypatch.setattr(ShardRun, "capture", lambda self, shards: None)
     with pytest.raises(RunError, match="has 0 of the 1 shards of its plan"):
         capture_dataset(settings(llama, data, tmp_path / "out"))
     assert json.loads((tmp_path / "out/manifest.json").read_text())["complete"] is False
 
 
 def test_a_cache_folder_that_cannot_be_written_costs_nothing_but_a_word(llama, data, tmp_path, monkeypatch) -> None:
-    from hiddentap.capture.run import offline
-    from hiddentap.capture.run.speeds import Speed
+    from hiddentap.capture.run.pacing import pace
+    from hiddentap.capture.run.pacing.speeds import Speed
 
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    monkeypatch.setattr(offline.Pace, "measured", Speed(1024, 0.1))
+    monkeypatch.setattr(pace.Pace, "measured", Speed(1024, 0.1))
     assert capture_dataset(settings(llama, data, tmp_path / "out")).captured == 5
     assert json.loads((tmp_path / "out/manifest.json").read_text())["complete"] is True
 
@@ -461,7 +466,7 @@ def test_odd_ids_are_kept_as_data_and_name_no_file(llama: Path, tmp_path: Path) 
 
 
 def test_a_run_goes_on_at_the_shard_that_failed(llama: Path, data: Path, tmp_path: Path, monkeypatch) -> None:
-    from hiddentap.capture.run.hugging_face import HuggingFaceEngine
+    from hiddentap.capture.run.engines.hugging_face.engine import HuggingFaceEngine
 
     forward, calls = HuggingFaceEngine.forward, []
 
@@ -499,16 +504,16 @@ def test_settings_that_make_no_sense_are_refused(llama: Path, data: Path, tmp_pa
 
 
 def test_a_tap_that_is_not_true_ends_the_run_before_anything_is_written(llama, data, tmp_path, monkeypatch) -> None:
-    from hiddentap.capture.run import offline
+    from hiddentap.capture.run.engines.hugging_face import backend as hugging_face_backend
 
-    load = offline.load_model
+    load = hugging_face_backend.load_model
 
     def load_with_a_stray_hook(*arguments: object) -> object:
         loaded = load(*arguments)
         loaded.model.model.layers[1].register_forward_pre_hook(lambda m, args: (args[0] * 2, *args[1:]))
         return loaded
 
-    monkeypatch.setattr(offline, "load_model", load_with_a_stray_hook)
+    monkeypatch.setattr(hugging_face_backend, "load_model", load_with_a_stray_hook)
     with pytest.raises(TapError, match="boundary 1"):
         capture_dataset(settings(llama, data, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -556,7 +561,7 @@ def test_a_model_that_is_not_causal_is_refused_in_batches_and_right_one_by_one(d
     model = tiny.build_type("bert", vocab_size=VOCAB, pad_token_id=None, is_decoder=False)
     folder = model_folder(tmp_path / "model", model)
     same = {"layer_ids": (0, 2), "final": "none"}
-    with pytest.raises(TapError, match=r"is not causal as it is configured .*--exact"):
+    with pytest.raises(TapError, match=r"is not causal as it is configured.*--exact"):
         capture_dataset(settings(folder, data, tmp_path / "batched", **same))
     capture_dataset(settings(folder, data, tmp_path / "exact", exact=True, **same))
     item = CapturedDataset(tmp_path / "exact")[0]
@@ -591,7 +596,7 @@ def test_weights_that_change_under_a_run_leave_it_incomplete(data: Path, tmp_pat
     from hiddentap.capture.run import offline
 
     folder = llama_folder(tmp_path / "model")
-    fill = offline._fill
+    fill = offline._DatasetRun._fill
 
     def changing(*args):
         done = fill(*args)
@@ -600,7 +605,7 @@ def test_weights_that_change_under_a_run_leave_it_incomplete(data: Path, tmp_pat
             file.write(b"\x01" * 8)
         return done
 
-    monkeypatch.setattr(offline, "_fill", changing)
+    monkeypatch.setattr(offline._DatasetRun, "_fill", changing)
     with pytest.raises(RunError, match="changed while they were in use"):
         capture_dataset(settings(folder, data, tmp_path / "out"))
     assert json.loads((tmp_path / "out/manifest.json").read_text())["complete"] is False

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from hiddentap import CapturedDataset, CaptureSettings, ModelSource, capture_dataset
-from hiddentap.capture.progress import Silent
+from hiddentap.capture.progress import Done, Silent
 from hiddentap.capture.run import RunStopped, Stopping
-from hiddentap.capture.run.hugging_face import HuggingFaceEngine
+from hiddentap.capture.run.engines.hugging_face.engine import HuggingFaceEngine
 from hiddentap.capture.store import PlannedShardWriter
 from hiddentap.models.errors import RunError
 from support.model_folder import CHATS, chat, write_rows
@@ -88,6 +88,29 @@ def test_a_writer_that_fails_ends_the_run_with_its_error_at_once(llama, data, tm
     assert list((tmp_path / "out/shards").iterdir()) == []
 
 
+def test_the_rows_of_a_batch_are_written_as_one_range(llama, data, tmp_path, monkeypatch) -> None:
+    forward, write = HuggingFaceEngine.forward, PlannedShardWriter.write
+    batches, ranges = [], []
+
+    def noted(self, batch):
+        batches.append(sum(batch.positions.lengths))
+        return forward(self, batch)
+
+    def counted(self, row_start, rows):
+        if "aux_hidden_states" in rows:
+            ranges.append((row_start, len(rows["aux_hidden_states"])))
+        return write(self, row_start, rows)
+
+    monkeypatch.setattr(HuggingFaceEngine, "forward", noted)
+    monkeypatch.setattr(PlannedShardWriter, "write", counted)
+    summary = capture_dataset(settings(llama, data, tmp_path / "out", batch_tokens=512))
+    assert [count for _, count in ranges] == batches
+    assert len(batches) < 20
+    ends = [start + count for start, count in ranges]
+    assert [start for start, _ in ranges] == [0, *ends[:-1]]
+    assert ends[-1] == summary.tokens
+
+
 def test_a_slow_writer_slows_the_forward_and_no_more_than_its_bound_waits(llama, data, tmp_path, monkeypatch) -> None:
     forward, write = HuggingFaceEngine.forward, PlannedShardWriter.write
     made, written, most = [0], [0], [0]
@@ -117,8 +140,8 @@ def test_a_run_that_is_asked_to_stop_seals_what_is_complete_and_goes_on_later(ll
     class StopsAfter(Notes):
         seen = 0
 
-        def advanced(self, count: int = 0, tokens: int = 0, *, written: int = 0, rejected: int = 0) -> None:
-            self.seen += count if tokens else 0
+        def advanced(self, done: Done) -> None:
+            self.seen += done.count if done.tokens else 0
             if self.seen >= 20:
                 stopping.ask(signal.SIGTERM)
 
@@ -140,7 +163,7 @@ def test_a_run_that_is_asked_to_stop_seals_what_is_complete_and_goes_on_later(ll
 def test_the_command_ends_with_the_signals_code_and_one_line(
     llama, tmp_path, number: signal.Signals, code: int
 ) -> None:
-    rows = write_rows(tmp_path / "long.jsonl", [chat("q", "a" * 400, id=f"{i}") for i in range(4000)])
+    rows = write_rows(tmp_path / "long.jsonl", [chat("q", "a" * 400, id=f"{i}") for i in range(1000)])
     command = [sys.executable, "-m", "hiddentap", "capture", "--model", llama, "--data", rows, "--layer-ids", "0,2"]
     options = ["--out", tmp_path / "out", "--shard-rows", "2000", "--exact"]
     process = subprocess.Popen([*map(str, command), *map(str, options)], stderr=subprocess.PIPE, text=True)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from hiddentap import CapturedDataset
 
-pytestmark = pytest.mark.smollm2
+pytestmark = [pytest.mark.smollm2, pytest.mark.slow]
 
 DATA = Path(__file__).parent.parent / "data" / "conversations.jsonl"
 LAYERS = (1, 14, 26)
@@ -25,23 +25,40 @@ def captured(model: Path, out: Path, *options: str) -> CapturedDataset:
     return CapturedDataset(out)
 
 
-def loaded(folder: Path, dtype: torch.dtype) -> nn.Module:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+class Plain:
+    """Plain forwards of the model, each made once for all tests: they cost more than the runs that are compared with them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._models: dict[torch.dtype, nn.Module] = {}
+        self._rows: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+
+    def model(self, dtype: torch.dtype) -> nn.Module:
+        if dtype not in self._models:
+            self._models[dtype] = AutoModelForCausalLM.from_pretrained(self._folder, dtype=dtype).eval()
+        return self._models[dtype]
+
+    @torch.no_grad()
+    def rows(self, dtype: torch.dtype, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(S, K, H) of the three layers, by boundary index, and (S, H) post-norm, of one plain forward."""
+        key = (dtype, *ids.tolist())
+        if key not in self._rows:
+            hs = self.model(dtype)(ids[None], output_hidden_states=True, use_cache=False).hidden_states
+            self._rows[key] = torch.stack([hs[layer + 1][0] for layer in LAYERS], 1), hs[30][0]
+        return self._rows[key]
 
 
-@torch.no_grad()
-def plain_rows(model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """(S, K, H) of the three layers, by boundary index, and (S, H) post-norm, of one plain forward."""
-    hs = model(ids[None], output_hidden_states=True, use_cache=False).hidden_states
-    return torch.stack([hs[layer + 1][0] for layer in LAYERS], 1), hs[30][0]
+@pytest.fixture(scope="module")
+def plain(smollm2_folder: Path) -> Plain:
+    return Plain(smollm2_folder)
 
 
-def test_exact_rows_equal_plain_forwards_bit_for_bit(smollm2_folder: Path, tmp_path: Path) -> None:
+def test_exact_rows_equal_plain_forwards_bit_for_bit(smollm2_folder: Path, plain: Plain, tmp_path: Path) -> None:
     dataset = captured(smollm2_folder, tmp_path / "out", "--exact", "--final", "both")
-    model = loaded(smollm2_folder, torch.bfloat16)
+    model = plain.model(torch.bfloat16)
     assert len(dataset) == SAMPLES
     for item in (dataset[i] for i in range(SAMPLES)):
-        aux, post = plain_rows(model, item["input_ids"])
+        aux, post = plain.rows(torch.bfloat16, item["input_ids"])
         assert torch.equal(item["aux_hidden_states"], aux)
         assert torch.equal(model.model.norm(item["pre_norm"]), post)
         assert torch.equal(item["post_norm"], post)
@@ -53,28 +70,26 @@ def row_errors(rows: Tensor, truth: Tensor) -> Tensor:
     return (torch.linalg.vector_norm(a - b, dim=-1) / torch.linalg.vector_norm(b, dim=-1)).flatten()
 
 
-@pytest.mark.slow
-def test_batched_rows_are_as_close_to_float32_as_single_ones(smollm2_folder: Path, tmp_path: Path) -> None:
+def test_batched_rows_are_as_close_to_float32_as_single_ones(
+    smollm2_folder: Path, plain: Plain, tmp_path: Path
+) -> None:
     """Batching bf16 changes roundings, and no constant bounds what comes of it; so its error against a float32 run is held
     against the error that a single bf16 forward has: median and 99th percentile within 1.25 times."""
     dataset = captured(smollm2_folder, tmp_path / "out", "--batch-tokens", "2048")
-    in_float32, in_bfloat16 = loaded(smollm2_folder, torch.float32), loaded(smollm2_folder, torch.bfloat16)
     batched, single = [], []
     for item in (dataset[i] for i in range(SAMPLES)):
-        truth, _ = plain_rows(in_float32, item["input_ids"])
+        truth, _ = plain.rows(torch.float32, item["input_ids"])
         batched.append(row_errors(item["aux_hidden_states"], truth))
-        single.append(row_errors(plain_rows(in_bfloat16, item["input_ids"])[0], truth))
+        single.append(row_errors(plain.rows(torch.bfloat16, item["input_ids"])[0], truth))
     for share in (0.5, 0.99):
         ours, theirs = torch.cat(batched).quantile(share), torch.cat(single).quantile(share)
         assert ours <= 1.25 * theirs, f"quantile {share}: {ours:.2e} against {theirs:.2e}"
 
 
-@pytest.mark.slow
-def test_batched_float32_rows_are_within_1e_5(smollm2_folder: Path, tmp_path: Path) -> None:
+def test_batched_float32_rows_are_within_1e_5(smollm2_folder: Path, plain: Plain, tmp_path: Path) -> None:
     dataset = captured(smollm2_folder, tmp_path / "out", "--dtype", "float32", "--batch-tokens", "2048")
-    model = loaded(smollm2_folder, torch.float32)
     worst = max(
-        float(row_errors(dataset[i]["aux_hidden_states"], plain_rows(model, dataset[i]["input_ids"])[0]).max())
-        for i in range(SAMPLES)
+        float(row_errors(item["aux_hidden_states"], plain.rows(torch.float32, item["input_ids"])[0]).max())
+        for item in (dataset[i] for i in range(SAMPLES))
     )
     assert worst <= 1e-5

@@ -43,7 +43,7 @@ class CopyRecord:
 def test_each_tensor_of_a_step_is_copied_once_for_the_whole_batch(monkeypatch: pytest.MonkeyPatch, lookup: int) -> None:
     record = CopyRecord(monkeypatch)
     with CountedCalls(lively("llama")) as calls:
-        generate_with_capture(lively("llama"), PROMPTS, PARAMS, layer_ids=LAYER_IDS, prompt_lookup=lookup)
+        generate_with_capture(lively("llama"), PROMPTS, PARAMS, layer_ids=LAYER_IDS, final="none", prompt_lookup=lookup)
     first = next(i for i, shape in enumerate(calls.shapes) if shape in [(2, 7), (1, 20)] and i > 8)
     steps = len(calls.shapes[first:])
     assert len(record.seen) == steps * COLUMNS_OF_A_STEP
@@ -51,7 +51,7 @@ def test_each_tensor_of_a_step_is_copied_once_for_the_whole_batch(monkeypatch: p
 
 def test_what_an_earlier_step_made_is_gone_when_the_next_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     record = CopyRecord(monkeypatch)
-    generate_with_capture(lively("llama"), PROMPTS[:1], PARAMS, layer_ids=LAYER_IDS)
+    generate_with_capture(lively("llama"), PROMPTS[:1], PARAMS, layer_ids=LAYER_IDS, final="none")
     # Within a step the tensors copied before are waiting; of the steps before none is left.
     assert record.alive == list(range(COLUMNS_OF_A_STEP)) * COUNT
     gc.collect()

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from hiddentap.capture.outputs import DeviceHiddenStates, RowBuffer, RowLayout
 from hiddentap.capture.sampling import Aborts, SamplingParams, generate_with_capture
-from hiddentap.capture.sampling.cached_model import cached_model
-from hiddentap.capture.sampling.held_positions import HeldPositions
-from hiddentap.capture.sampling.prompt_lookup import PromptLookup
+from hiddentap.capture.sampling.generation.cached_model import cached_model
+from hiddentap.capture.sampling.generation.prompt_lookup import PromptLookup
+from hiddentap.capture.sampling.kv_cache.held_positions import HeldPositions
+from hiddentap.models.layer_choice import LayerChoice
 from support.fake_requests import FakeBatch, FakeRequest
 from support.generation import (
     FOUR,
@@ -22,6 +23,7 @@ from support.generation import (
     assert_rows_of_a_plain_forward,
     greedy,
     lively,
+    require_lookup,
     row_error,
 )
 
@@ -44,6 +46,7 @@ def test_rows_of_ragged_batches(family: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_oss"])
 def test_rows_with_prompt_lookup_and_chunks(family: str) -> None:
+    require_lookup(family)
     for result in run(family, prompt_lookup=3, prefill_chunk=5, params=GREEDY):
         assert_rows_of_a_plain_forward(lively(family), result)
 
@@ -77,6 +80,7 @@ def test_right_guesses_are_committed_at_once_and_have_their_rows(monkeypatch: py
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_rows_of_wrong_guesses_are_dropped(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    require_lookup(family)
     oracle = Oracle(monkeypatch, family, PROMPTS[2], wrong_every=3)
     [result] = run(family, [PROMPTS[2]], GREEDY, prompt_lookup=5)
     assert list(result.token_ids) == oracle.output[:COUNT]
@@ -194,7 +198,7 @@ def test_a_prompt_in_one_pass_and_in_chunks_then_three_tokens() -> None:
 
 
 def test_a_chunk_that_is_missing_is_an_error_that_names_its_rows_and_never_zeros() -> None:
-    model = cached_model(lively("llama"), LAYER_IDS, "layer_output", "none")
+    model = cached_model(lively("llama"), LayerChoice(LAYER_IDS))
     ids = torch.tensor([PROMPTS[5][:10]])
     with model.attached():
         held = HeldPositions.nothing(model.new_cache(), 1)

@@ -90,7 +90,7 @@ def test_requests_of_one_run_get_what_each_asked_for() -> None:
 
 def test_what_nobody_asked_for_is_not_there() -> None:
     result = run(SamplingParams(max_new_tokens=2, ignore_eos=True))[0]
-    assert sorted(result.rows) == ["aux_hidden_states", "input_ids", "loss_mask", "output_ids"]
+    assert sorted(result.rows) == ["aux_hidden_states", "input_ids", "loss_mask", "output_ids", "pre_norm"]
     assert result.sampling_mask is None
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from hiddentap import CapturedDataset
-from hiddentap.capture.progress import Silent
+from hiddentap.capture.progress import Done, Silent
 from hiddentap.capture.sampling import Aborts, Prompt, SamplingParams, generate_with_capture
 from hiddentap.capture.store import Manifest, check_folder
 from support.generation import LAYER_IDS, PROMPTS, PlainForward, hooks_of, lively, row_error
@@ -118,7 +118,7 @@ def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path: Path)
 
 
 def test_rows_of_ended_requests_are_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hiddentap.capture.sampling.generation_request import GenerationRequest
+    from hiddentap.capture.sampling.generation.request import GenerationRequest
 
     ended: list[GenerationRequest] = []
     release = GenerationRequest.release
@@ -133,8 +133,8 @@ class FailsAt(Silent):
     def __init__(self, count: int) -> None:
         self._left = count
 
-    def advanced(self, count: int = 0, tokens: int = 0, *, written: int = 0, rejected: int = 0) -> None:
-        self._left -= count
+    def advanced(self, done: Done) -> None:
+        self._left -= done.count
         if self._left == 0:
             raise RuntimeError("the end")
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from hiddentap.capture.sampling import Prompt, SamplingParams, generate_with_capture
-from hiddentap.capture.sampling.finish import Finish, StopConditions
+from hiddentap.capture.sampling.generation.finish import Finish, StopConditions
 from support import tiny
 from support.generation import PROMPTS, greedy, lively
 from support.model_folder import VOCAB
@@ -137,10 +137,10 @@ def test_a_prompt_may_bring_its_own_name(model: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"max_batch": 0}, "max_batch must be at least 1; found 0"),
+        ({"max_batch": 0}, "max_batch must be at least 1; got 0"),
         ({"prefill_chunk": 0}, "prefill_chunk must be at least 1"),
         ({"prompt_lookup": -1}, "prompt_lookup must be at least 0"),
-        ({"sampling_mask_max_tokens": 0}, "max_tokens=0"),
+        ({"sampling_mask_max_tokens": 0}, "sampling_mask_max_tokens must be at least 1; got 0"),
         ({"params": [SamplingParams()] * 2}, "one for each of 1; found 2"),
         ({"layer_ids": [2, 1]}, "must be unique and strictly increasing"),
         ({"layer_ids": [9]}, r"outside the decoder range: \[9\]; num_hidden_layers=4"),

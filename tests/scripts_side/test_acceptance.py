@@ -1,5 +1,6 @@
 """Counting of tokens and steps, on a model that decodes as it is told."""
 
+import math
 from typing import Any
 
 import pytest
@@ -11,40 +12,53 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
 
 class Told(nn.Module):
-    """Gives `new` tokens in `forwards` forwards, of which the first is the prefill."""
+    """Gives `new` tokens in forwards of that many `positions`, of which the first is the prefill."""
 
-    def __init__(self, new: list[int], forwards: int) -> None:
+    def __init__(self, new: list[int], *positions: int) -> None:
         super().__init__()
-        self.new, self.forwards = new, forwards
+        self.new, self.positions = new, positions
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return ids
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return input_ids
 
     def generate(self, prompt: Tensor, **settings: Any) -> Tensor:
         assert settings["speculation_type"] == "dflash"
         assert settings["do_sample"] is False
-        for _ in range(self.forwards):
-            self(prompt)
+        for count in self.positions:
+            self(input_ids=torch.zeros(1, count, dtype=torch.long))
         return torch.cat([prompt, torch.tensor([self.new])], 1)
 
 
 def test_the_prefill_and_its_token_are_not_counted() -> None:
     prompt = torch.tensor([[5, 6]])
     counts = accepted(
-        Told([1, 2, 3, 4, 5, 6, 7], forwards=4), None, prompt, torch.tensor([[5, 6, 1, 2, 3, 4, 5, 6, 7]]), 7
+        Told([1, 2, 3, 4, 5, 6, 7], 2, 4, 4, 2), None, prompt, torch.tensor([[5, 6, 1, 2, 3, 4, 5, 6, 7]]), 7
     )
-    assert counts == Acceptance(tokens=6, steps=3, equal=1, prompts=1)
+    assert counts == Acceptance(tokens=6, steps=3, equal=1, prompts=1, proposed=7)
     assert counts.length == 2.0
 
 
+def test_the_acceptance_rate_is_accepted_draft_tokens_by_proposed_ones() -> None:
+    """Steps that check 3, 3 and 1 draft tokens give 6 tokens: one of each is the target's own, so 3 of 7 were accepted."""
+    counts = accepted(Told([1, 2, 3, 4, 5, 6, 7], 2, 4, 4, 2), None, torch.tensor([[5, 6]]), torch.tensor([[5, 6]]), 7)
+    assert (counts.taken, counts.proposed) == (3, 7)
+    assert counts.rate == pytest.approx(3 / 7)
+
+
+def test_without_a_proposal_there_is_no_acceptance_rate() -> None:
+    counts = accepted(Told([1, 2], 5, 1), None, torch.tensor([[5]]), torch.tensor([[5, 1, 2]]), 2)
+    assert (counts.length, counts.proposed, math.isnan(counts.rate)) == (1.0, 0, True)
+
+
 def test_an_output_unlike_plain_greedy_is_not_counted_as_equal() -> None:
-    counts = accepted(Told([1, 2], forwards=2), None, torch.tensor([[5]]), torch.tensor([[5, 1, 3]]), 2)
+    counts = accepted(Told([1, 2], 1, 2), None, torch.tensor([[5]]), torch.tensor([[5, 1, 3]]), 2)
     assert (counts.equal, counts.prompts) == (0, 1)
 
 
 def test_counts_of_prompts_add_up_before_they_are_divided() -> None:
     assert (Acceptance(6, 3, 1, 1) + Acceptance(1, 1, 0, 1)) == Acceptance(7, 4, 1, 2)
     assert (Acceptance(6, 3, 1, 1) + Acceptance(1, 1, 0, 1)).length == pytest.approx(1.75)
+    assert (Acceptance(6, 3, 1, 1, 7) + Acceptance(1, 1, 0, 1, 3)).rate == pytest.approx(0.3)
 
 
 def test_a_drafter_is_served_shifted_or_untrained_without_changing_it() -> None:

@@ -8,7 +8,7 @@ from training.comparison import compare, resampled_lengths, sign_test, standard_
 
 
 def counts(*steps: int, tokens: int = 12) -> list[Acceptance]:
-    return [Acceptance(tokens, count, 1, 1) for count in steps]
+    return [Acceptance(tokens, count, 1, 1, proposed=3 * count) for count in steps]
 
 
 def test_ours_taking_more_on_every_prompt_is_surely_better() -> None:
@@ -58,17 +58,20 @@ def test_drafters_are_reported_one_by_one_and_together() -> None:
         )
     )
     assert [line.split(" +- ")[0].split(" (")[0] for line in lines] == [
-        "a as trained: 2.000",
-        "b as trained: 2.000",
-        "all 2 as trained: 2.000",
-        "a untrained: 1.000",
-        "b untrained: 1.000",
-        "all 2 untrained: 1.000",
+        "a as trained: acceptance length 2.000",
+        "b as trained: acceptance length 2.000",
+        "all 2 as trained: acceptance length 2.000",
+        "a untrained: acceptance length 1.000",
+        "b untrained: acceptance length 1.000",
+        "all 2 untrained: acceptance length 1.000",
         "a as trained less untrained: +1.000",
         "b as trained less untrained: +1.000",
         "all 2 as trained less untrained: +1.000",
     ]
     # Of two prompts with 12 tokens each, in 4 and 8 steps: 3.0 and 1.5 each in a quarter of the draws, 2.0 in half of them.
     assert float(lines[1].split(" +- ")[1].split()[0]) == pytest.approx(0.545, rel=0.03)
-    assert "(24 tokens in 12 steps), output equal to plain greedy 2 of 2 times" in lines[0]
+    assert lines[0].split(" tokens per step ")[1] == (
+        "(24 tokens in 12 steps), acceptance rate 0.333 (12 of 36 draft tokens), output equal to plain greedy 2 of 2 times"
+    )
+    assert "acceptance rate 0.000 (0 of 72 draft tokens)" in lines[3]
     assert "more on 2 prompts, less on 0, sign test p = 0.5" in lines[6]

@@ -1,9 +1,14 @@
 """What a fresh drafter takes from its target."""
 
+import json
+from pathlib import Path
+
 import torch
 from training.context import TargetHead
 from training.drafter import drafter_config, new_drafter
-from transformers import LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantModel
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantModel
+
+from hiddentap.models.draft_config import read_draft_config
 
 TARGET = LlamaConfig(
     hidden_size=16,
@@ -20,6 +25,19 @@ def test_it_is_as_wide_as_the_target_and_its_heads_share_no_keys() -> None:
     assert (config.hidden_size, config.intermediate_size, config.head_dim) == (16, 24, 4)
     assert (config.num_attention_heads, config.num_key_value_heads) == (4, 4)
     assert (config.target_layer_ids, config.block_size, config.mask_token_id) == ([0, 1], 4, 7)
+
+
+def test_its_config_says_what_serving_engines_look_for(tmp_path: Path) -> None:
+    config = drafter_config(TARGET, [0, 1], layers=2, block_size=4, mask_token_id=7)
+    config.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["vocab_size"] == 30
+    assert written["dflash_config"] == {"mask_token_id": 7, "target_layer_ids": [0, 1]}
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert (again.vocab_size, again.target_layer_ids, again.mask_token_id) == (30, [0, 1], 7)
+    # vLLM and SGLang add 1 to these ids: the outputs of layers 0 and 1.
+    for engine in ("vllm", "sglang"):
+        assert read_draft_config(tmp_path).boundaries(3, engine, ["llama"]) == (1, 2)
 
 
 def test_its_last_norm_begins_as_the_targets() -> None:

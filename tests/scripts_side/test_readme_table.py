@@ -34,11 +34,13 @@ def test_readme_and_the_sweeps_page_agree() -> None:
 def test_the_counts_are_those_of_the_pages_rows() -> None:
     causal = page().partition("## Causal language models")[2].partition("## Image-text models")[0]
     results = re.findall(
-        r"^\| \S+ \|.*\| (exact where it runs|exact through|exact|refused|not built)[^|]*\|$", causal, re.M
+        r"^\| \S+ \|.*\| (exact where it runs|exact through|exact|refused|not built|wrong)[^|]*\|$", causal, re.M
     )
     exact = sum(result in ("exact", "exact where it runs") for result in results)
     assert f"Of the {len(results)} model types" in readme()
     assert f"{exact} are exact without an adapter" in readme()
+    wrong = re.findall(r"^\| \S+ \|.*\| wrong: [^|]*\|$", page(), re.M)
+    assert f"{len(wrong)} are wrong, image-text models included" in readme()
 
 
 def test_families_with_one_place_and_result_share_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,27 @@ def test_an_incomplete_capture_is_refused_unless_asked_for(tmp_path: Path) -> No
         CapturedDataset(out)
 
 
+@pytest.mark.parametrize("allow_incomplete", [False, True])
+def test_a_path_without_a_capture_is_refused(tmp_path: Path, allow_incomplete: bool) -> None:
+    with pytest.raises(UsageError, match="nowhere is not there; expected the folder of a capture"):
+        CapturedDataset(tmp_path / "nowhere", allow_incomplete=allow_incomplete)
+    with pytest.raises(UsageError, match="holds no captured shards"):
+        CapturedDataset(tmp_path, allow_incomplete=allow_incomplete)
+
+
+def test_an_incomplete_capture_says_how_many_samples_are_sealed_and_how_to_go_on(tmp_path: Path) -> None:
+    folder = OutputFolder(make_folder(tmp_path / "out", complete=False))
+    identity = Manifest.read(folder.manifest_path).identity
+    # As a run leaves it: the manifest is written before the first shard is sealed.
+    Manifest.from_shards(identity, {}, [], complete=False).write(folder.manifest_path)
+    with pytest.raises(RunError, match=r"\(5 samples so far\)\. Finish it by running it again\. Or pass"):
+        CapturedDataset(folder.path)
+    Manifest.from_shards({"mode": "generation"}, {}, [], complete=False).write(folder.manifest_path)
+    text = r"\(5 samples so far\)\. A generation cannot be resumed: run it again into an empty folder\. Or pass"
+    with pytest.raises(RunError, match=text):
+        CapturedDataset(folder.path)
+
+
 def test_a_damaged_or_missing_shard_of_a_complete_capture_is_an_error(tmp_path: Path) -> None:
     out = make_folder(tmp_path / "out")
     path = OutputFolder(out).shard_path(0)

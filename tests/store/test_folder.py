@@ -1,10 +1,12 @@
 """The output folder: who may write, what is left over, what is sealed."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import zlib
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -132,10 +134,35 @@ def test_a_folder_of_others_and_a_file_are_refused_and_left_alone(tmp_path: Path
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(UsageError, match=r"out cannot be written or locked"),
+        pytest.raises(
+            UsageError, match=rf"out cannot be made, because {tmp_path}/file is a file; choose another folder\.$"
+        ),
         OutputFolder(tmp_path / "file" / "out").lock(),
     ):
         pass
+    with (
+        pytest.raises(UsageError, match=r"xx cannot be made \(File name too long\); choose another folder\.$"),
+        OutputFolder(tmp_path / ("x" * 300)).lock(),
+    ):
+        pass
+
+
+def test_a_folder_that_may_not_be_written_is_refused_in_the_systems_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/of/ours")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    monkeypatch.setattr("tempfile.mkdtemp", refused)
+    folder, text = (
+        OutputFolder(tmp_path / "out"),
+        r"out cannot be written or locked \(Permission denied\); choose another folder\.$",
+    )
+    with pytest.raises(UsageError, match=text), folder.lock():
+        pass
+    with pytest.raises(UsageError, match=text):
+        folder.require_usable()
 
 
 def test_an_error_under_the_lock_passes_through_and_frees_it(tmp_path: Path) -> None:
@@ -241,7 +268,8 @@ def test_rejects_are_one_line_each_in_input_order_however_often_they_are_written
         Reject("a.jsonl", 9, "line\nbreak", "empty"),
     ]
     for _ in range(2):
-        assert folder.write_rejects(rejects) == 3
+        written = folder.write_rejects(rejects)
+        assert written == f"{zlib.crc32(folder.rejects_path.read_bytes()):08x}"
     lines = [json.loads(line) for line in folder.rejects_path.read_text().splitlines()]
     assert lines == [
         {"source": "a.jsonl", "line": 9, "id": "line\nbreak", "reason": "empty"},

@@ -90,7 +90,7 @@ def test_a_rejected_sample_leaves_its_record_and_no_row(tmp_path: Path) -> None:
         assert (writer.rows, writer.samples) == (1, 1)
         shard = writer.seal()
     assert raw_tensor_bytes(tmp_path / NAME, "input_ids") == b"\x09\0\0\0"
-    assert [(reject.id, reject.reason, reject.line, reject.sample_index) for reject in shard.rejects] == [
+    assert [(reject.sample_id, reject.reason, reject.line, reject.sample_index) for reject in shard.rejects] == [
         ("bad", "overflow", 1, 0)
     ]
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from hiddentap.capture.store import Plan, PlanError, PlanWriter, Reject
+from hiddentap.capture.store import Plan, PlanDamagedError, PlanError, PlanExtra, PlanWriter, Reject
+from hiddentap.models.checked_record import with_checksum
 from hiddentap.models.errors import UsageError
 from support.shards import names, write_plan, write_shard
 
@@ -23,7 +24,9 @@ def test_what_was_added_comes_back(tmp_path: Path) -> None:
         )
         writer.reject(Reject("x.jsonl", 3, None, "bad JSON", {"column": 9}))
         assert (writer.samples, writer.rows) == (3, 6)
-        plan = writer.seal({"model": "m"}, ["x.jsonl", "y.jsonl"], shard_rows=4, extra={"seen": 4})
+        plan = writer.seal(
+            {"model": "m"}, ["x.jsonl", "y.jsonl"], shard_rows=4, extra=PlanExtra(truncated=1, notes=("n",))
+        )
     for opened in (plan, Plan(tmp_path / "plan"), pickle.loads(pickle.dumps(plan))):
         assert [opened.input_ids(i).tolist() for i in range(3)] == [[5, 6, 7], [8], [2**31 - 1, 0]]
         assert [opened.loss_mask(i).tolist() for i in range(3)] == [[0, 1, 1], [1], [0, 1]]
@@ -33,8 +36,10 @@ def test_what_was_added_comes_back(tmp_path: Path) -> None:
         assert opened.line.tolist() == [1, 12, 2]
         assert [opened.sources[s] for s in opened.source_index] == ["x.jsonl", "y.jsonl", "x.jsonl"]
         assert list(opened.rejects()) == [Reject("x.jsonl", 3, None, "bad JSON", {"column": 9})]
-        assert (opened.identity, opened.extra) == ({"model": "m"}, {"seen": 4})
-        assert opened.summary() == {"samples": 3, "rows": 6, "shards": 2, "shard_rows": 4, "rejected": 1}
+        assert (opened.identity, opened.extra) == ({"model": "m"}, PlanExtra(truncated=1, notes=("n",)))
+        counts = {"samples": 3, "rows": 6, "shards": 2, "shard_rows": 4, "rejected": 1}
+        crc32 = json.loads((tmp_path / "plan" / "plan.json").read_text())["crc32"]
+        assert opened.summary() == counts | {"crc32": crc32}
         assert opened.check() == []
 
 
@@ -151,3 +156,13 @@ def test_a_planned_shard_knows_the_file_that_holds_it(tmp_path: Path) -> None:
     assert not planned.is_held_by(write_shard(tmp_path / "c.safetensors", 3, 4))
     assert not planned.is_held_by(write_shard(tmp_path / "d.safetensors", 3))
     assert not planned.is_held_by(write_shard(tmp_path / "e.safetensors", 3, 5, 6, rejected=(2,)))
+
+
+@pytest.mark.parametrize("extra", [{"seen": 4}, {"truncated": "many"}, {"warnings": [1]}])
+def test_extra_values_that_no_plan_has_are_damage(tmp_path: Path, extra: dict[str, object]) -> None:
+    write_plan(tmp_path / "plan", 3)
+    path = tmp_path / "plan" / "plan.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(with_checksum(record | {"extra": extra})))
+    with pytest.raises(PlanDamagedError, match=next(iter(extra))):
+        Plan(tmp_path / "plan")

@@ -75,6 +75,10 @@ def _cut_header(data: bytes) -> bytes:
     return data[:100]
 
 
+def _text(data: bytes) -> bytes:
+    return b"A line of text, and another one.\n" * 9
+
+
 def _cut_length(data: bytes) -> bytes:
     return data[:5]
 
@@ -98,6 +102,7 @@ def _empty(data: bytes) -> bytes:
         (_extend, "1 bytes too many after the last tensor"),
         (_unseal, "not sealed"),
         (_cut_header, "the header is cut"),
+        (_text, "is no safetensors file"),
         (_cut_length, "5 bytes are too few"),
         (_empty, "0 bytes are too few"),
         (_damage_json, "the header is damaged"),

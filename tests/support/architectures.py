@@ -43,7 +43,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(["moe_shared_expert_intermediate_size", "shared_experts_intermediate_size"], 32),
     **dict.fromkeys(["expert_ffn_hidden_size", "ffn_hidden_size"], 32),
     **dict.fromkeys(["n_routed_experts", "num_experts", "num_local_experts", "zero_expert_num"], 4),
-    **dict.fromkeys(["num_experts_per_tok", "num_experts_per_token", "moe_topk"], 2),
+    **dict.fromkeys(["num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts"], 2),
     **dict.fromkeys(["n_shared_experts", "num_shared_experts", "n_group", "topk_group", "first_k_dense_replace"], 1),
     **dict.fromkeys(["kv_lora_rank", "q_lora_rank", "index_head_dim", "o_lora_rank"], 16),
     **dict.fromkeys(["qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"], 8),
@@ -230,7 +230,7 @@ def build(model_type: str, *, seed: int = 0, **fields: Any) -> nn.Module:
     config = small_config(model_type, **fields)
     if model_type in ("musicgen", "musicgen_melody"):  # their causal LM takes the config of the decoder alone
         config = config.decoder
-    if hasattr(config, "is_decoder"):
+    if hasattr(config, "is_decoder") and "is_decoder" not in fields:
         config.is_decoder = True
     torch.manual_seed(seed)
     return livened(_made(model_type, config)).eval()

@@ -25,7 +25,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "deepseek_v32": {"index_topk": 64},
     "qwen4_exp_text": {},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
-    "deepseek_v4": {},
+    "deepseek_v4": {"index_topk": 64},
 }
 """Model type to what its tiny config needs to have the layers in question, and a cached step equal to a plain forward."""
 

@@ -11,6 +11,7 @@ from support.model_folder import chat, write_rows
 # Near-equal lengths, so that a batched run has batches of several samples; two shards of three samples.
 CHATS = [chat(f"How far is town {i}?", f"About {i * 7 + 10} miles by road.", id=f"s{i}") for i in range(6)]
 LAYERS = (0, 1, 3)
+FIRST, SECOND = "shard-000000.safetensors", "shard-000001.safetensors"
 
 
 def captured(model: Path, folder: Path, *, data: Path | None = None, **fields: object) -> Path:

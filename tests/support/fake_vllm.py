@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-CONNECTOR = "hiddentap.capture.run.vllm.connector"
+CONNECTOR = "hiddentap.capture.run.engines.vllm.connector"
 KEEPER = "cache_only_layers.4"
 BLOCK, BLOCKS = 4, 200
 
@@ -48,6 +48,16 @@ class SamplingParams:
     temperature: float = 1.0
     detokenize: bool = True
     extra_args: dict[str, Any] | None = None
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    ignore_eos: bool = False
 
 
 @dataclass
@@ -86,6 +96,9 @@ class LLM:
         self.arguments = arguments
         self.closed = False
         self.faults.opened.append(self)
+        if "speculative_config" not in arguments:
+            self._open_for_answers()
+            return
         self.ids = arguments["speculative_config"]["draft_model_config"]["hf_config"][
             "eagle_aux_hidden_state_layer_ids"
         ]
@@ -106,10 +119,44 @@ class LLM:
     def _shut_down(self) -> None:
         self.closed = True
 
-    def generate(self, prompts: list[dict[str, Any]], params: list[SamplingParams], use_tqdm: bool) -> None:
-        """Steps of at most `max_num_batched_tokens` tokens; a prompt that does not fit goes on in the next one."""
+    def _open_for_answers(self) -> None:
+        self.ids = None
+        self.model = AutoModelForCausalLM.from_pretrained(self.arguments["model"])
+        self.llm_engine = SimpleNamespace(
+            engine_core=SimpleNamespace(shutdown=self._shut_down),
+            model_config=SimpleNamespace(max_model_len=self.model.config.max_position_embeddings),
+        )
+
+    @torch.no_grad()
+    def _answer(self, prompt: list[int], asked: SamplingParams) -> Any:
+        """As the real one: the stop token is among the tokens, its id is the stop reason."""
+        generator, tokens = torch.Generator().manual_seed(asked.seed or 0), list[int]()
+        while len(tokens) < asked.max_tokens:
+            logits = self.model(torch.tensor([prompt + tokens])).logits[0, -1]
+            if asked.temperature == 0:
+                tokens.append(int(logits.argmax()))
+            else:
+                weights = (logits / asked.temperature).softmax(-1)
+                tokens.append(int(torch.multinomial(weights, 1, generator=generator)))
+            if tokens[-1] in asked.stop_token_ids:
+                return SimpleNamespace(token_ids=tokens, finish_reason="stop", stop_reason=tokens[-1])
+        return SimpleNamespace(token_ids=tokens, finish_reason="length", stop_reason=None)
+
+    def generate(self, prompts: list[dict[str, Any]], params: list[SamplingParams], use_tqdm: bool) -> Any:
+        """Answers; or steps of at most `max_num_batched_tokens` tokens: a prompt that does not fit goes on in the next one."""
         if self.faults.fail:
             raise RuntimeError(self.faults.fail)
+        return self._compute(prompts, params) if self.ids else self._answers(prompts, params)
+
+    def _answers(self, prompts: list[dict[str, Any]], params: list[SamplingParams]) -> list[Any]:
+        ids = [prompt["prompt_token_ids"] for prompt in prompts]
+        told = ids[1:] + ids[:1] if self.faults.change_token else ids
+        return [
+            SimpleNamespace(prompt_token_ids=said, outputs=[self._answer(prompt, asked)])
+            for said, prompt, asked in zip(told, ids, params, strict=True)
+        ]
+
+    def _compute(self, prompts: list[dict[str, Any]], params: list[SamplingParams]) -> None:
         free = torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(5)).tolist()
         waiting = [
             Request(f"r{i}", list(prompt["prompt_token_ids"]), asked)

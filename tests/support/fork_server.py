@@ -79,7 +79,7 @@ class ForkServer:
         self._process.communicate()
 
     def start(self, *arguments: object, place: str = "", given: Mapping[str, Any] | None = None) -> Run:
-        """Run `hiddentap ARGUMENTS`; before, the function `place` of support.run_places is called with what is `given`."""
+        """Run `hiddentap ARGUMENTS`, if there are any; before it, the function `place` of support.run_places with `given`."""
         self._runs += 1
         log = self._folder / f"{self._runs}.log"
         job = {"run": [str(a) for a in arguments], "log": str(log), "place": place, "given": dict(given or {})}
@@ -87,6 +87,10 @@ class ForkServer:
 
     def run(self, *arguments: object, place: str = "", given: Mapping[str, Any] | None = None) -> Ended:
         return self.start(*arguments, place=place, given=given).wait()
+
+    def call(self, place: str, **given: Any) -> Ended:
+        """Call the function `place` of support.run_places in a process of its own, and no command after it."""
+        return self.run(place=place, given=given)
 
     def start_ranks(
         self, size: int, *arguments: object, then: Mapping[str, Mapping[str, Any]] | None = None
@@ -128,7 +132,8 @@ def _run(arguments: Sequence[str], log: str, place: str, given: Mapping[str, Any
     try:
         if place:
             getattr(importlib.import_module("support.run_places"), place)(**given)
-        importlib.import_module("hiddentap.capture.cli.main").main()
+        if arguments:
+            importlib.import_module("hiddentap.capture.cli.main").main()
     except SystemExit as ended:
         return int(ended.code or 0)
     except BaseException:  # noqa: BLE001 - what an interpreter does at its top

@@ -104,3 +104,9 @@ class CountedCalls:
         cache = next((kwargs[name] for name in ("cache", "past_key_values") if kwargs.get(name) is not None), None)
         if cache is not None:
             self.shapes.append(tuple(ids.shape))
+
+
+def require_lookup(family: str) -> None:
+    """Skip where the family's cache drops positions, which transformers before 5.14 cannot bring back."""
+    if family == "gpt_oss":
+        tiny.require_transformers("5.14", "caches that bring dropped positions back")

@@ -18,10 +18,11 @@ from hiddentap.capture.sampling import (
     SamplingParams,
     SamplingState,
 )
-from hiddentap.capture.sampling.cache import merge
-from hiddentap.capture.sampling.cached_model import CachedModel, cached_model
-from hiddentap.capture.sampling.held_positions import HeldPositions
-from hiddentap.capture.sampling.transfer import receive_request, send_request
+from hiddentap.capture.sampling.disaggregation.transfer import receive_request, send_request
+from hiddentap.capture.sampling.generation.cached_model import CachedModel, cached_model
+from hiddentap.capture.sampling.kv_cache.cache import merge
+from hiddentap.capture.sampling.kv_cache.held_positions import HeldPositions
+from hiddentap.models.layer_choice import LayerChoice
 from support.architectures import token_ids
 from support.cached_steps import empty_cache, step
 from support.fake_requests import FakeBatch, FakeRequest
@@ -150,7 +151,7 @@ def go_on(rank: int, folder: Path) -> None:
 
 
 def _half(rank: int, family: str, place: int) -> dict[str, Any]:
-    model = cached_model(lively(family), LAYER_IDS, "layer_output", "none")
+    model = cached_model(lively(family), LayerChoice(LAYER_IDS))
     buffers = MetadataBuffers(slots=1, max_sampling_mask_tokens=16)
     with model.attached():
         return (_first_half if rank == 0 else _second_half)(model, buffers, place)

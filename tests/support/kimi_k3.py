@@ -8,14 +8,15 @@ final norm. Attention itself is a plain causal one here.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
 class KimiK3Config(PreTrainedConfig):
@@ -48,15 +49,27 @@ def mixture(prefix_sum: Tensor, block_residual: Tensor, proj: nn.Linear, norm: K
     return (scores.softmax(-1)[:, None] @ values)[:, 0].to(prefix_sum.dtype).view_as(prefix_sum)
 
 
+def allowed_positions(input_ids: Tensor, attention_mask: Tensor | None, held: int) -> Tensor:
+    """(B or 1, 1, S, held + S) bool: what each position may attend to. Attention here knows no positions, only order."""
+    S = input_ids.shape[1]
+    causal = torch.ones(S, held + S, dtype=torch.bool).tril(held)[None, None]
+    if attention_mask is None:
+        return causal
+    return causal & (attention_mask[:, None, None] != 0) | torch.eye(held + S, dtype=torch.bool)[held:]
+
+
 class KimiAttention(nn.Module):
-    def __init__(self, config: KimiK3Config) -> None:
+    def __init__(self, config: KimiK3Config, layer_idx: int) -> None:
         super().__init__()
+        self.layer_idx = layer_idx
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, cache: Cache | None, allowed: Tensor) -> Tensor:
         q, k, v = (x[:, None] for x in self.qkv(hidden_states).chunk(3, -1))
-        return self.o_proj(scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0])
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
+        return self.o_proj(scaled_dot_product_attention(q, k, v, attn_mask=allowed)[:, 0])
 
 
 class KimiMLP(nn.Module):
@@ -73,14 +86,16 @@ class KimiDecoderLayer(nn.Module):
     def __init__(self, config: KimiK3Config, layer_idx: int) -> None:
         super().__init__()
         self.starts_block = layer_idx % config.attn_res_block_size == 0
-        self.self_attn, self.mlp = KimiAttention(config), KimiMLP(config)
+        self.self_attn, self.mlp = KimiAttention(config, layer_idx), KimiMLP(config)
         self.input_layernorm, self.post_attention_layernorm = KimiRMSNorm(config), KimiRMSNorm(config)
         self.self_attention_res_proj = nn.Linear(config.hidden_size, 1, bias=False)
         self.self_attention_res_norm = KimiRMSNorm(config)
         self.mlp_res_proj = nn.Linear(config.hidden_size, 1, bias=False)
         self.mlp_res_norm = KimiRMSNorm(config)
 
-    def forward(self, hidden_states: Tensor, *, block_residual: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden_states: Tensor, *, block_residual: Tensor, cache: Cache | None, allowed: Tensor
+    ) -> tuple[Tensor, Tensor]:
         running: Tensor | None = hidden_states
         if block_residual.shape[1]:
             hidden_states = mixture(
@@ -89,7 +104,7 @@ class KimiDecoderLayer(nn.Module):
         if self.starts_block:
             block_residual = torch.cat([block_residual, running.reshape(-1, 1, running.shape[-1])], 1)
             running = None
-        attended = self.self_attn(self.input_layernorm(hidden_states))
+        attended = self.self_attn(self.input_layernorm(hidden_states), cache, allowed)
         running = attended if running is None else running + attended
         mixed = mixture(running, block_residual, self.mlp_res_proj, self.mlp_res_norm)
         return running + self.mlp(self.post_attention_layernorm(mixed)), block_residual
@@ -111,11 +126,12 @@ class KimiK3Model(KimiK3PreTrainedModel):
         self.output_attn_res_norm = KimiRMSNorm(config)
         self.post_init()
 
-    def forward(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
         hidden_states = self.embed_tokens(input_ids)
+        allowed = allowed_positions(input_ids, attention_mask, 0 if cache is None else cache.get_seq_length())
         blocks = hidden_states.new_empty(input_ids.numel(), 0, hidden_states.shape[-1])
         for layer in self.layers:
-            hidden_states, blocks = layer(hidden_states, block_residual=blocks)
+            hidden_states, blocks = layer(hidden_states, block_residual=blocks, cache=cache, allowed=allowed)
         hidden_states = mixture(hidden_states, blocks, self.output_attn_res_proj, self.output_attn_res_norm)
         return self.norm(hidden_states)
 
@@ -127,13 +143,20 @@ class KimiK3ForCausalLM(KimiK3PreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def forward(self, input_ids: Tensor, **kwargs: Any) -> CausalLMOutput:
-        return CausalLMOutput(logits=self.lm_head(self.model(input_ids)))
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+    ) -> CausalLMOutputWithPast:
+        logits = self.lm_head(self.model(input_ids, attention_mask, past_key_values))
+        return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
 
 
-def build(*, seed: int = 0) -> KimiK3ForCausalLM:
+def build(*, seed: int = 0, **fields: int) -> KimiK3ForCausalLM:
     torch.manual_seed(seed)
-    model = KimiK3ForCausalLM(KimiK3Config())
+    model = KimiK3ForCausalLM(KimiK3Config(**fields))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

@@ -32,10 +32,10 @@ def peak_above_model(*arguments: object, place: str = "", given: dict[str, Any] 
 def report() -> None:
     """In the fresh process: run the command and print the peak."""
     from hiddentap.capture.cli import main
-    from hiddentap.capture.run import offline
+    from hiddentap.capture.run.engines.hugging_face import backend as hugging_face_backend
     from support import run_places
 
-    job, load = json.loads(sys.argv[2]), offline.load_model
+    job, load = json.loads(sys.argv[2]), hugging_face_backend.load_model
     at_load: dict[str, int] = {}
 
     def load_and_note(*arguments: object) -> object:
@@ -45,10 +45,10 @@ def report() -> None:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins again at what is resident now
-        at_load.update(_status())
+        at_load.update(status())
         return loaded
 
-    offline.load_model = load_and_note
+    hugging_face_backend.load_model = load_and_note
     if job["place"]:
         getattr(run_places, job["place"])(**job["given"])
     sys.argv = ["hiddentap", *job["arguments"]]
@@ -57,12 +57,12 @@ def report() -> None:
     except SystemExit as ended:
         if ended.code:
             raise
-    now = _status()
+    now = status()
     mapped = max(now["RssFile"] - at_load["RssFile"], 0)
     sys.stdout.write(f"{now['VmHWM'] - at_load['VmRSS'] - mapped}\n")
 
 
-def _status() -> dict[str, int]:
+def status() -> dict[str, int]:
     """Bytes by name of what /proc/self/status gives in kB."""
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}

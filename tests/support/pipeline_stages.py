@@ -29,7 +29,7 @@ from hiddentap.capture.sampling import (
     TopKLogitsObserver,
     refused_tokens,
 )
-from hiddentap.capture.sampling.tensor_message import receive_message, send_message
+from hiddentap.capture.sampling.disaggregation.transfer import receive_message, send_message
 from support.tiny import build_llama, token_ids
 
 STAGES, LAYERS_PER_STAGE, STEPS = 3, 2, 5

@@ -71,6 +71,12 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Recorder, Any]:
     return recorder, output
 
 
+def layer_calls(recorder: Recorder, path: str) -> list[Call]:
+    """The first call of each layer of the list at `path`."""
+    n = len(recorder.model.get_submodule(path))
+    return [recorder.of(f"{path}.{i}")[0] for i in range(n)]
+
+
 def equal(a: Tensor, b: Tensor) -> bool:
     """Equal bit for bit."""
     if a.shape != b.shape or a.dtype != b.dtype:

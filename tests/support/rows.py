@@ -8,7 +8,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from hiddentap.capture.data.items import Reject, Sample
+from hiddentap.capture.data import Reject, Sample
+from hiddentap.capture.data.encoder import RecordEncoder
 from hiddentap.capture.data.options import TokeniseOptions
 from hiddentap.capture.data.tokenise import tokenise
 
@@ -31,7 +32,9 @@ def turns(*texts: str, first: str = "user") -> list[dict[str, str]]:
 def tokenise_rows(tmp_path: Path, tokenizer: str, *rows: Any, **options: Any) -> list[Sample | Reject]:
     """The items of the rows, through a file."""
     source = write_lines(tmp_path / "rows.jsonl", rows)
-    return list(tokenise([source], TokeniseOptions(tokenizer=tokenizer, template_date="2024-02-03", **options)))
+    return list(
+        tokenise([source], RecordEncoder(TokeniseOptions(tokenizer=tokenizer, template_date="2024-02-03", **options)))
+    )
 
 
 def sample_of(tmp_path: Path, tokenizer: str, row: Any, **options: Any) -> Sample:

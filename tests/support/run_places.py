@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import signal
 import struct
 import threading
@@ -18,10 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddentap.capture.run import offline, planning, tensor_group
-from hiddentap.capture.run.hugging_face import HuggingFaceEngine
+from hiddentap import CapturedDataset
+from hiddentap.capture.run import planning
+from hiddentap.capture.run.distributed import tensor_group
+from hiddentap.capture.run.engines.hugging_face import backend as hugging_face_backend
+from hiddentap.capture.run.engines.hugging_face import streamed as streamed_backend
+from hiddentap.capture.run.engines.hugging_face.engine import HuggingFaceEngine
 from hiddentap.capture.store import OutputFolder, PlannedShardWriter, PlanWriter
+from hiddentap.capture.verify import verify
 from hiddentap.models.loading import LoadedModel
+from support.shards import write_folder
 
 STAGES = ("loading", "tokenising", "planning", "forward", "seal", "manifest")
 _FORMAT = "<dBB"  # when the run began, its stage, whether a seal goes on behind the forward
@@ -159,7 +166,7 @@ def one_rank(rank: int, size: int, port: int, then: dict[str, dict[str, Any]]) -
 
 def layers_noted(folder: str) -> None:
     """Each decoder layer adds a byte to a file of its own, named after rank and layer, when it runs in a forward of the run."""
-    load, forward, running = offline.load_model, HuggingFaceEngine.forward, [False]
+    load, forward, running = hugging_face_backend.load_model, HuggingFaceEngine.forward, [False]
 
     def noted(number: int) -> Function:
         def note(_module: nn.Module, _args: object, _output: object) -> None:
@@ -179,7 +186,7 @@ def layers_noted(folder: str) -> None:
         running[0] = True
         return forward(self, batch)
 
-    offline.load_model, HuggingFaceEngine.forward = load_noted, run
+    hugging_face_backend.load_model, HuggingFaceEngine.forward = load_noted, run
 
 
 def memory_for(positions: int, only: int | None = None, patience: float = 120.0) -> None:
@@ -214,15 +221,29 @@ def bad_kernel(only: int, number: int, signal_instead: int = 0) -> None:
     _after_layer_2(fail)
 
 
+def many_shards_with_few_files(folder: str, shards: int, files: int) -> None:
+    """Write so many shards, read every sample and verify them, with at most so many files open at a time; the process opens none
+    beside those that it starts with."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    data = CapturedDataset(write_folder(Path(folder), shards))
+    assert sorted({data[i]["sample_id"] for i in range(len(data))}) == sorted(f"s{i}" for i in range(shards))
+    assert not [finding.what for finding in verify(folder, model="none").findings if "open" in finding.what]
+
+
 def _after_layer_2(hook: Function) -> None:
-    load = offline.load_model
+    load, load_streamed = hugging_face_backend.load_model, streamed_backend.load_layer_by_layer
 
     def load_hooked(*arguments: Any) -> LoadedModel:
         loaded = load(*arguments)
         loaded.model.model.layers[2].register_forward_hook(hook)
         return loaded
 
-    offline.load_model = load_hooked
+    def load_streamed_hooked(*arguments: Any, **options: Any) -> Any:
+        loaded, store = load_streamed(*arguments, **options)
+        loaded.model.model.layers[2].register_forward_hook(hook)
+        return loaded, store
+
+    hugging_face_backend.load_model, streamed_backend.load_layer_by_layer = load_hooked, load_streamed_hooked
 
 
 def _first(before: Callable[[], object], function: Function) -> Function:

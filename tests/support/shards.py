@@ -10,6 +10,8 @@ import torch
 
 from hiddentap.capture.store import (
     Column,
+    Manifest,
+    OutputFolder,
     Plan,
     PlannedShard,
     PlannedShardWriter,
@@ -63,6 +65,22 @@ def write_shard(path: Path, *lengths: int, rejected: tuple[int, ...] = ()) -> Sh
         for position in rejected:
             writer.reject(position, "bad")
         return writer.seal()
+
+
+def write_folder(folder: Path, count: int) -> Path:
+    """A complete folder of `count` shards of one sample of two rows each."""
+    out = OutputFolder(folder)
+    out.shards.mkdir(parents=True)
+    shards = []
+    for index in range(count):
+        samples = ShardSamples.of([(0, f"s{index}", "d.jsonl", index + 1)])
+        path, shard = out.shard_path(index), plan_shards([2], 9)[0]
+        with PlannedShardWriter(path, shard, samples, COLUMNS, {"n": index}) as writer:
+            writer.write(0, rows_of(2))
+            shards.append(writer.seal())
+            shards[-1].close()
+    Manifest.from_shards({}, {}, shards, complete=True).write(out.manifest_path)
+    return folder
 
 
 def raw_header(path: Path) -> tuple[dict[str, Any], int]:

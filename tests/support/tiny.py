@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import version
 
+import pytest
 import torch
+from packaging.version import Version
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 VOCAB = 96
 
 
+# The transformers that first has a type, of those that the lowest version taken lacks.
+SINCE = {"kimi_k25": "5.13", "kimi_linear": "5.17", "muse_glimmer_assistant": "5.15"}
+
+
+def require_type(model_type: str) -> None:
+    """Skip the test on a transformers that is older than the model type; a newer one without it fails the test."""
+    if model_type in SINCE:
+        require_transformers(SINCE[model_type], model_type)
+
+
+def require_transformers(since: str, what: str) -> None:
+    """Skip the test on a transformers before `since`, the first that has `what`."""
+    if Version(version("transformers")) < Version(since):
+        pytest.skip(f"transformers has {what} since {since}; found {version('transformers')}")
+
+
 def _config(model_type: str, **fields: object) -> object:
+    require_type(model_type)
     common = {
         "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
         "intermediate_size": 64, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -97,6 +117,7 @@ def build_kimi_k25(*, seed: int = 0, vocab_size: int = VOCAB, pad_token_id: int 
         "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64, "patch_size": 4,
         "merge_kernel_size": [2, 2], "init_pos_emb_height": 8, "init_pos_emb_width": 8,
     }  # fmt: skip
+    require_type("kimi_k25")
     config = AutoConfig.for_model(
         "kimi_k25", text_config=text, vision_config=vision, image_token_id=vocab_size - 1, pad_token_id=pad_token_id
     )

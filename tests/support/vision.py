@@ -220,15 +220,16 @@ def kimi_k25(folder: Path) -> nn.Module:
     return model
 
 
-def own_kimi(folder: Path) -> None:
+def own_kimi(folder: Path, architecture: str = "OwnKimi") -> None:
     """A Kimi-K2.5 that puts image features in the place of one placeholder itself: hidden rows outnumber `input_ids`.
 
-    No id is a pad in real rows: 5 stands for one.
+    No id is a pad in real rows: 5 stands for one. Where transformers has a class of the architecture, that one is loaded.
     """
     kimi_k25(folder)
     (folder / "modeling_own.py").write_text(textwrap.dedent(OWN_KIMI_MODEL))
     config = json.loads((folder / "config.json").read_text()) | {"media_placeholder_token_id": IMAGE, "pad_token_id": 5}
     config["auto_map"] = {"AutoConfig": "modeling_own.OwnKimiConfig", "AutoModelForCausalLM": "modeling_own.OwnKimi"}
+    config["architectures"] = [architecture]
     (folder / "config.json").write_text(json.dumps(config))
     _with_patches(folder, OWN_KIMI, "grid_thws")
 

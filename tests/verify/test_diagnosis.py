@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from hiddentap import CapturedDataset
 from hiddentap.capture.verify import Report, verify
 from support import tiny
 from support.captured import captured, plain_states
@@ -341,3 +342,21 @@ def test_a_model_of_another_depth_is_told_and_not_compared(folders, tmp_path: Pa
     assert (
         said[-1] == "not compared with the model: it has 6 decoder layers and the headers say 4: it is another model."
     )
+
+
+@pytest.mark.parametrize("wrong", [VOCAB, -1, 2**31 - 1], ids=["next", "negative", "largest"])
+@pytest.mark.parametrize("model", [None, "none"], ids=["beside the model", "beside the head"])
+def test_an_id_that_the_model_has_not_is_a_finding_and_the_other_samples_are_compared(
+    wrong: int, model: str | None, llama: Path, tmp_path: Path
+) -> None:
+    out = captured(llama, tmp_path / "out", exact=True, head=True)
+    sample = CapturedDataset(out)[0]["sample_id"]
+
+    def change(columns: Columns) -> None:
+        columns["input_ids"][5] = wrong
+
+    rewrite(out, change, sample=sample)
+    report = verify(out, model=model)
+    told = [finding.what for finding in report.findings if finding.sample_id == sample and finding.witness == "model"]
+    assert told == [f"id {wrong} at token 5 is none of the model's, which are 0..{VOCAB - 1}; not compared"]
+    assert report.compared == (5 if model is None else 0)

@@ -1,6 +1,5 @@
 """Folders of every kind: grown by a generation, without their model, of two runs, unfinished, none at all."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -14,23 +13,13 @@ from hiddentap.capture.verify import verify
 from hiddentap.models.errors import UsageError
 from support import tiny
 from support.captured import LAYERS, captured, plain_states
-from support.damage import Columns, rewrite
+from support.damage import Columns, change_identity, change_record, rewrite
 from support.model_folder import VOCAB, llama_folder, model_folder, write_rows
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return llama_folder(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(scope="module")
 def good(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return captured(llama, tmp_path_factory.mktemp("good") / "out", exact=True)
-
-
-@pytest.fixture
-def out(good: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(good, tmp_path / "out"))
 
 
 def grown(
@@ -80,10 +69,7 @@ def test_sampled_tokens_that_are_not_the_next_inputs_are_found(good, llama, tmp_
 
 def test_without_its_model_a_folder_is_checked_and_the_report_says_what_was_not(good: Path, out: Path) -> None:
     rewrite(out, metadata=lambda metadata: metadata["model"].update(id="nowhere/at-all"))
-    for part in ("manifest.json", "plan/plan.json"):
-        record = json.loads((out / part).read_text())
-        record["identity"]["model"]["id"] = "nowhere/at-all"
-        (out / part).write_text(json.dumps(record))
+    change_identity(out, lambda identity: identity["model"].update(id="nowhere/at-all"))
     report = verify(out)
     assert report.ok, str(report)
     assert report.notes == (
@@ -148,29 +134,29 @@ def test_a_shard_of_another_run_is_found(out: Path) -> None:
 
 
 def test_a_manifest_of_another_run_is_found(out: Path) -> None:
-    record = json.loads((out / "manifest.json").read_text())
-    record["identity"]["taps"]["boundaries"] = [0, 1, 3]
-    (out / "manifest.json").write_text(json.dumps(record))
+    change_record(out / "manifest.json", lambda record: record["identity"]["taps"].update(boundaries=[0, 1, 3]))
     found = verify(out, samples=0).findings
     assert [(Path(finding.path).name, finding.what) for finding in found] == [
         ("manifest.json", "it is of another run than the plan: taps.boundaries: [1, 2, 4] -> [0, 1, 3]")
     ]
 
 
+def without_second(record: dict) -> None:
+    first = record["shards"][0]
+    counts = record["counts"] | {"captured": first["samples"], "rows": first["rows"]}
+    record.update(complete=False, shards=[first], counts=counts)
+
+
 def test_an_unfinished_capture_is_told_as_such_and_what_is_there_is_compared(out: Path) -> None:
     (out / "shards/shard-000001.safetensors").unlink()
-    record = json.loads((out / "manifest.json").read_text())
-    (out / "manifest.json").write_text(json.dumps(record | {"complete": False, "shards": record["shards"][:1]}))
+    change_record(out / "manifest.json", without_second)
     report = verify(out)
     assert {finding.severity for finding in report.findings} == {"warning"}
     assert report.compared == 3
 
 
 def test_layers_read_by_an_adapter_of_several_streams_are_not_compared_and_the_norm_states_are(out: Path) -> None:
-    for part in ("manifest.json", "plan/plan.json"):
-        record = json.loads((out / part).read_text())
-        record["identity"]["taps"]["adapter"] = "hyper_connections.mean"
-        (out / part).write_text(json.dumps(record))
+    change_identity(out, lambda identity: identity["taps"].update(adapter="hyper_connections.mean"))
     rewrite(
         out,
         lambda columns: columns["aux_hidden_states"].mul_(2),

@@ -13,26 +13,14 @@ import torch
 from hiddentap.capture.store import FolderLockedError, OutputFolder
 from hiddentap.capture.verify import verify
 from hiddentap.models.errors import RunError, UsageError
-from support.captured import captured
+from support.captured import FIRST, SECOND, captured
 from support.damage import Columns, flip_bit, rewrite
 from support.model_folder import llama_folder
-
-FIRST, SECOND = "shard-000000.safetensors", "shard-000001.safetensors"
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return llama_folder(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(scope="module")
 def good(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return captured(llama, tmp_path_factory.mktemp("good") / "out", exact=True)
-
-
-@pytest.fixture
-def out(good: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(good, tmp_path / "out"))
 
 
 def recapture(llama: Path, good: Path, out: Path) -> None:

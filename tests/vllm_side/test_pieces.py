@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hiddentap.capture.run.vllm.arena import ArenaShape, RowArena
-from hiddentap.capture.run.vllm.pieces import Piece, StepPieces, write_pieces
+from hiddentap.capture.run.engines.vllm.arena import ArenaShape, RowArena
+from hiddentap.capture.run.engines.vllm.pieces import StepPiece, StepPieces, write_pieces
 
 
 @pytest.fixture
@@ -45,16 +45,16 @@ def test_a_step_makes_the_rows_of_the_requests_that_name_a_place() -> None:
         request("embeds", None, 0),
     )
     pieces = StepPieces(1).of_step(step({"a": 3, "warm-up": 2, "b": 1, "embeds": 1}, new=new))
-    assert pieces == (Piece(40, 0, (5, 6, 7), (8, 9)), Piece(43, 0, (9,), (8, 9)))
+    assert pieces == (StepPiece(40, 0, (5, 6, 7), (8, 9)), StepPiece(43, 0, (9,), (8, 9)))
 
 
 def test_a_prompt_is_followed_over_steps_and_what_is_generated_after_it_has_no_rows() -> None:
     steps = StepPieces(0)
-    assert steps.of_step(step({"a": 2}, new=(request("a", [5, 6, 7, 8], 10),))) == (Piece(10, 0, (5, 6), (1, 2)),)
+    assert steps.of_step(step({"a": 2}, new=(request("a", [5, 6, 7, 8], 10),))) == (StepPiece(10, 0, (5, 6), (1, 2)),)
     more = step({"a": 1}, req_ids=["a"], new_block_ids=[None], num_computed_tokens=[2])
-    assert steps.of_step(more) == (Piece(12, 2, (7,), (1, 2)),)
+    assert steps.of_step(more) == (StepPiece(12, 2, (7,), (1, 2)),)
     last = step({"a": 3}, req_ids=["a"], new_block_ids=[([3], [4])], num_computed_tokens=[3])
-    assert steps.of_step(last) == (Piece(13, 3, (8,), (1, 2, 3)),)
+    assert steps.of_step(last) == (StepPiece(13, 3, (8,), (1, 2, 3)),)
     beyond = step({"a": 1}, req_ids=["a"], new_block_ids=[None], num_computed_tokens=[4])
     assert steps.of_step(beyond) == ()
     steps.forget("a")
@@ -65,13 +65,13 @@ def test_a_request_that_was_set_back_has_its_new_blocks_alone() -> None:
     steps = StepPieces(0)
     steps.of_step(step({"a": 2}, new=(request("a", [5, 6, 7], 0),)))
     again = step({"a": 3}, req_ids=["a"], new_block_ids=[([6, 3], [])], num_computed_tokens=[0], resumed_req_ids={"a"})
-    assert steps.of_step(again) == (Piece(0, 0, (5, 6, 7), (6, 3)),)
+    assert steps.of_step(again) == (StepPiece(0, 0, (5, 6, 7), (6, 3)),)
 
 
 def test_rows_are_taken_from_the_blocks_of_their_request_in_order(arena: RowArena) -> None:
     block, k, slot, h = torch.meshgrid(*(torch.arange(n) for n in (6, 2, 4, 3)), indexing="ij")
     cache = (1000.0 * block + 100 * k + 10 * slot + h).float()
-    write_pieces([Piece(3, 0, (11, 12, 13, 14, 15), (5, 2, 0)), Piece(0, 3, (21, 22), (4, 1))], cache, arena)
+    write_pieces([StepPiece(3, 0, (11, 12, 13, 14, 15), (5, 2, 0)), StepPiece(0, 3, (21, 22), (4, 1))], cache, arena)
     assert arena.token_ids[:9].tolist() == [21, 22, -1, 11, 12, 13, 14, 15, -1]
     assert arena.states[3:8, 0, 0].tolist() == [5000, 5010, 5020, 5030, 2000]
     assert arena.states[7].tolist() == [[2000, 2001, 2002], [2100, 2101, 2102]]

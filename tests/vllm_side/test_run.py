@@ -188,6 +188,8 @@ def test_samples_with_values_that_are_not_finite_are_rejected(llama, data, tmp_p
     ("fields", "why"),
     [
         ({"exact": True}, r"--exact .*--engine hf"),
+        ({"prefill_chunk": 8}, r"--prefill-chunk: vLLM runs long prompts in chunks of its own"),
+        ({"stream_weights": True}, r"--stream-weights: vLLM loads the whole model"),
         ({"adapter": "next_input"}, r"--adapter next_input: vLLM gives plain residual streams"),
         ({"top_logits": 4}, r"--top-logits: vLLM hands over hidden states"),
         ({"final": "post"}, r"--final post: .*pre"),
@@ -195,6 +197,7 @@ def test_samples_with_values_that_are_not_finite_are_rejected(llama, data, tmp_p
         ({"head": True}, r"--head: "),
         ({"source": ModelSource("m", device="cuda:1")}, r"--device cuda:1"),
         ({"source": ModelSource("m", device_map="auto")}, r"tensor_parallel_size=N"),
+        ({"source": ModelSource("m", peft="adapter")}, r"--peft adapter: vLLM would leave the adapter out"),
         ({"source": ModelSource("m", attn_implementation="eager")}, r"--attn-implementation"),
         (
             {"engine_options": {"max_model_len": 9, "dtype": "half"}},
@@ -210,7 +213,7 @@ def test_what_vllm_cannot_do_is_refused_before_any_work(fields, why: str, llama,
 
 
 def test_several_ranks_are_refused(llama, data, tmp_path, monkeypatch) -> None:
-    from hiddentap.capture.run.vllm import require_vllm_can
+    from hiddentap.capture.run.engines.vllm import require_vllm_can
 
     fake_vllm.install(monkeypatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
