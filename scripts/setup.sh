@@ -3,7 +3,8 @@
 #
 #   scripts/setup.sh [EXTRAS]      EXTRAS: names from pyproject.toml, comma separated (test, dev, ...); none by default
 #
-# Says nothing unless it fails. A second call with nothing changed returns at once and needs no network.
+# Says on standard error what it does where there is something to do, which takes minutes the first time. A second call with
+# nothing changed says nothing, returns at once and needs no network.
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -28,15 +29,20 @@ find_python() {
     fail "Python 3.11 or newer with its venv module is needed; tried python3.13, python3.12, python3.11 and python3."
 }
 
+say() {
+    echo "setup: $*" >&2
+}
+
 stamp_text() {
     echo "$root"
     "$python" --version
-    cat "$root/pyproject.toml" "$root/constraints.txt" | cksum
+    cat "$root/pyproject.toml" "$root/constraints/highest.txt" | cksum
 }
 
 make_venv() {
     local found
     found=$(find_python)
+    say "making .venv with $found"
     log "$found" -m venv --clear "$venv"
 }
 
@@ -62,13 +68,19 @@ try:
     numbers = version("torch").split("+")[0].split(".")
 except PackageNotFoundError:
     sys.exit(1)
-sys.exit((int(numbers[0]), int(numbers[1])) < (2, 13))
+sys.exit((int(numbers[0]), int(numbers[1])) < (2, 11))
 PYTHON
 }
 
 install() {
     local constraint=()
-    has_torch || constraint=(--constraint "$root/constraints.txt")
+    local what=hiddentap${extras:+[$extras]}
+    if has_torch; then
+        say "installing $what into .venv"
+    else
+        constraint=(--constraint "$root/constraints/highest.txt")
+        say "downloading and installing torch and $what into .venv (minutes, and about 1 GB)"
+    fi
     # The build requirement comes first and the build is not isolated: then pip asks no index where all is installed.
     log "$python" -m pip install --quiet --disable-pip-version-check "setuptools>=77"
     log "$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation "${constraint[@]}" \
