@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...models.checked_record import of_type
+from ...models.checked_record import Value, list_of, of_type
 from ..store.diskio import write_atomically
 from .errors import FormatError, LayoutError
 from .job import ExportJob
@@ -67,7 +67,7 @@ class CacheFiles:
 
     def __init__(self, folder: Path, version: int) -> None:
         self._folder = folder
-        path = folder / "manifest.json"
+        self._path = path = folder / "manifest.json"
         try:
             self.manifest: dict[str, Any] = of_type(dict, json.loads(path.read_bytes()))
             found = self.manifest["format_version"]
@@ -78,7 +78,7 @@ class CacheFiles:
         except FileNotFoundError as error:
             raise LayoutError(f"{folder} is no Automodel cache: it holds no {path.name}.") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LayoutError(f"{path} is no manifest of an Automodel cache: {error!r}") from error
+            raise self._no_manifest(error) from error
         if found != version:
             raise LayoutError(f"{path}: expected format_version {version}, found {found}.")
         if self.manifest.get("complete", True) is not True:
@@ -87,6 +87,25 @@ class CacheFiles:
         if missing:
             raise LayoutError(f"{folder}: {shard_path(folder, missing[0]).name} is missing; {len(missing)} shards are.")
         self._opened: tuple[int, Any] | None = None
+
+    def entry(self, name: str, kind: type[Value]) -> Value | None:
+        """Return what the manifest holds under `name`, None where it is absent or null; LayoutError where it is no `kind`."""
+        value = self.manifest.get(name)
+        try:
+            return None if value is None else of_type(kind, value)
+        except TypeError as error:
+            raise self._no_manifest(f"{name}: {error}") from error
+
+    def layer_ids(self, name: str) -> tuple[int, ...]:
+        """Return the layer ids under `name`, none where it is absent or null; LayoutError where it is no list of integers."""
+        try:
+            return list_of(int, self.entry(name, list) or [])
+        except TypeError as error:
+            raise self._no_manifest(f"{name}: {error}") from error
+
+    def _no_manifest(self, problem: object) -> LayoutError:
+        said = repr(problem) if isinstance(problem, Exception) else problem
+        return LayoutError(f"{self._path} is no manifest of an Automodel cache: {said}")
 
     def sample(self, number: int, *keys: str) -> list[Tensor]:
         """Return (T, ...) of each key."""

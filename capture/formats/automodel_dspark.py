@@ -123,16 +123,17 @@ class DSparkReader:
     def __init__(self, settings: ImportSettings) -> None:
         self._cache = CacheFiles(settings.folder, VERSION)
         self._pad_id = settings.pad_id
-        manifest = self._cache.manifest
-        self._ids = tuple(manifest.get("target_layer_ids") or settings.layer_ids or ())
-        n = manifest.get("num_hidden_layers") or settings.n
+        self._ids = self._cache.layer_ids("target_layer_ids") or tuple(settings.layer_ids or ())
+        n = self._cache.entry("num_hidden_layers", int) or settings.n
         self._slots = [slot for slot, i in enumerate(self._ids) if n is None or i != n - 1]
         if self._ids and not self._slots:
             raise FormatError(
                 f"the cache holds layer {self._ids[0]} alone, after the final norm, and no layer before it."
             )
         self.stated = Stated(
-            layer_ids=tuple(self._ids[slot] for slot in self._slots) or None, n=n, model=manifest.get("target_model")
+            layer_ids=tuple(self._ids[slot] for slot in self._slots) or None,
+            n=n,
+            model=self._cache.entry("target_model", str),
         )
 
     def __len__(self) -> int:

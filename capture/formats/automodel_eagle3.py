@@ -136,9 +136,8 @@ class Eagle3Reader:
                 "give it by --first-token ID (for many models the id of the begin-of-text token)."
             )
         self._first = settings.first_token
-        manifest = self._cache.manifest
         self.stated = Stated(
-            layer_ids=tuple(manifest.get("aux_layer_ids") or ()) or None, model=manifest.get("target_model")
+            layer_ids=self._cache.layer_ids("aux_layer_ids") or None, model=self._cache.entry("target_model", str)
         )
 
     def __len__(self) -> int:

@@ -111,9 +111,9 @@ class DeepSpecReader:
         manifest = _read_manifest(settings.folder / "manifest.json")
         ids = tuple(manifest["target_layer_ids"])
         self.stated = Stated(layer_ids=ids, model=manifest.get("target_model_name_or_path"))
-        self._K, self._H = len(ids), int(manifest["hidden_size"])
+        self._K, self._H = len(ids), manifest["hidden_size"]
         self._files = {shard["shard_id"]: shard["file_name"] for shard in manifest["shards"]}
-        self._index = _read_index(settings.folder / "samples.idx", int(manifest["num_samples"]))
+        self._index = _read_index(settings.folder / "samples.idx", manifest["num_samples"])
 
     def __len__(self) -> int:
         return len(self._index)
@@ -126,11 +126,14 @@ class DeepSpecReader:
         path = self._folder / Path(self._files[shard]).name
         S, starts = int(record["seq_len"]), [int(start) for start in record["offsets"]]
         dtypes = (torch.int32, torch.uint8, torch.uint8, DTYPE, DTYPE)
-        with path.open("rb") as file:
-            arrays = [
-                _read_array(file, start, size, dtype, path)
-                for start, size, dtype in zip(starts, _array_bytes(S, self._K, self._H), dtypes, strict=True)
-            ]
+        try:
+            with path.open("rb") as file:
+                arrays = [
+                    _read_array(file, start, size, dtype, path)
+                    for start, size, dtype in zip(starts, _array_bytes(S, self._K, self._H), dtypes, strict=True)
+                ]
+        except FileNotFoundError as error:
+            raise LayoutError(f"{path} is missing, where sample {number} is.") from error
         return ForeignSample(arrays[0], arrays[2], arrays[3].view(S, -1), arrays[4].view(S, -1))
 
 
@@ -150,7 +153,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         list_of(int, manifest["target_layer_ids"])
         for shard in list_of(dict, manifest["shards"]):
             of_type(int, shard["shard_id"]), of_type(str, shard["file_name"])
-        of_type(int, manifest["hidden_size"]), of_type(int, manifest["num_samples"])
+        of_type(int, manifest["num_samples"])
+        if not manifest["target_layer_ids"] or of_type(int, manifest["hidden_size"]) < 1:
+            raise ValueError(f"{len(manifest['target_layer_ids'])} layers of {manifest['hidden_size']} channels")
     except FileNotFoundError as error:
         raise LayoutError(f"{path.parent} is no {NAME} cache: it holds no {path.name}.") from error
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...models.checked_record import of_type
 from ...models.checkpoint import fingerprint
 from ...models.head import Head, has_head, load_head, load_head_config
 from ..store import TapsDescription
@@ -66,7 +67,12 @@ class HeadFolder:
     @property
     def vocab_size(self) -> int | None:
         """As the config states it; None without a head."""
-        return int(self.config["vocab_size"]) if self.is_there and "vocab_size" in self.config else None
+        if not self.is_there or "vocab_size" not in self.config:
+            return None
+        try:
+            return of_type(int, self.config["vocab_size"])
+        except TypeError as error:
+            raise FormatError(f"the config of the head in {self.path} is damaged: vocab_size: {error}") from error
 
     def norm(self, needed_for: str) -> nn.Module:
         """Return (..., H) post-norm states of (..., H) pre-norm states."""

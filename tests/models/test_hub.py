@@ -54,7 +54,7 @@ def test_a_name_that_could_be_a_hub_id_is_told_where_no_hub_answers(name: str, t
     start = time.monotonic()
     with pytest.raises(ModelLoadError) as caught:
         load_config(ModelSource(name))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
     assert str(caught.value) == (
         f"{name} cannot be loaded as a model: expected a folder or a hub id; there is no folder {name}, no such model in the "
         "hub's cache here, and the hub (hub.example) cannot be reached: no route to host."

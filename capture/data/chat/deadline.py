@@ -27,8 +27,8 @@ class MemoryExceeded(DeadlineExceeded):
 def deadline(seconds: float, memory: int | None = None) -> Iterator[None]:
     """Raise DeadlineExceeded inside the block once it has run for `seconds`.
 
-    Raise MemoryExceeded once the process has grown by more than `memory` bytes since the block was first looked at. It holds in
-    any thread, and one per thread. Only Python code is interrupted, between two of its steps: a long call into C runs to its
+    Raise MemoryExceeded once the process has grown by more than `memory` bytes since the block began. It holds in any thread,
+    and one per thread. Only Python code is interrupted, between two of its steps: a long call into C runs to its
     end, and takes the memory that it takes. What other threads take meanwhile counts too.
 
     Example:
@@ -36,27 +36,25 @@ def deadline(seconds: float, memory: int | None = None) -> Iterator[None]:
         ...     total = sum(range(1000))
     """
     thread = threading.get_ident()
-    _WATCH.add(thread, _Limits(time.monotonic() + seconds, memory))
+    size = None if memory is None else _process_bytes() + memory
+    _WATCH.add(thread, _Limits(time.monotonic() + seconds, size))
     try:
         yield
     finally:
         _WATCH.remove(thread)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Limits:
-    """When a block must end; how much the process may grow, and from which size, in bytes."""
+    """When a block must end, and the size that the process may reach in it, in bytes."""
 
     end: float
-    memory: int | None
-    before: int | None = None
+    size: int | None
 
     def exceeded(self, now: float, size: int) -> type[BaseException] | None:
         if self.end <= now:
             return DeadlineExceeded
-        if self.before is None:
-            self.before = size
-        return MemoryExceeded if self.memory is not None and size - self.before > self.memory else None
+        return MemoryExceeded if self.size is not None and size > self.size else None
 
 
 class _Watch:
