@@ -1,7 +1,8 @@
 """Taps on a model's layers, reading of the residual stream, early stop."""
 
 from .collector import Collector, drop_inert_hooks
-from .company import AtOnce, Company, one_after_the_other
+from .company import Company
+from .company_probe import AtOnce, one_after_the_other
 from .compiled import compiled_layers
 from .errors import TapError
 from .logits import LogitsHead, TopLogits, find_logits_head

@@ -1,92 +1,29 @@
 """Whether a row is the same in company: in a batch, beside padding, as it is when its sequence runs alone.
 
-A model is compared with itself, once for each way of running and only when that way is first used: two sequences of different
-lengths in one batch, padded as the caller pads, beside each alone. What is not equal within rounding is refused for that way
-of running; the others stay open. Lengths at which rotary embeddings change are known without a run: see
-`models.length_limits`.
+A model is compared with itself, once for each way of running and only when that way is first used (`company_probe`). What is
+not equal within rounding is refused for that way of running; the others stay open. Lengths at which rotary embeddings change
+are known without a run: see `models.length_limits`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from itertools import pairwise
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, get_args
 
-import torch
 from torch import Tensor
 from transformers import StaticCache
 
-from ..models.call import (
-    cache_argument,
-    cache_in,
-    eagerly,
-    evaluating,
-    few_ids,
-    new_cache,
-    randomness_kept,
-    without_cache,
-)
-from ..models.config import model_config, named_lengths, stated_positions
+from ..models.call import cache_in
 from ..models.decoder import Decoder
 from ..models.length_limits import LengthLimits
 from ..models.modules import unwrapped
 from .collector import Collector
+from .company_probe import AtOnce, CompanyProbe, one_after_the_other
 from .errors import TapError
-from .positions import RealPositions, has_state
-from .rounding import computes_in_half, error_beyond_rounding, most_error, row_errors
-from .slots import ClonedStates
-
-Way = Literal[
-    "right padding without a mask",
-    "right padding with a mask",
-    "left padding",
-    "left padding with position ids",
-    "a static cache",
-    "a static cache and a wider mask",
-    "a static cache, a wider mask and position ids",
-    "one token behind a cache",
-    "several tokens behind a cache",
-    "several tokens behind a static cache",
-    "chunks behind a cache",
-]
-
-# Runs forwards of one collector, each to the rows that it gives, and returns these in order.
-AtOnce = Callable[[Collector, Sequence[Callable[[], list[Tensor]]]], list[list[Tensor]]]
-
-_SHORT, _LONG = 4, 9
-# Of the way that each run proves when it begins: as few tokens as show it.
-_RUN_SHORT, _RUN_LONG = 3, 4
-# Named lengths up to this one are run too; longer ones would cost more than a run gains.
-_LONGEST_RUN = 128
-# Nothing but what stands in the padding differs: rows of half precision hardly move at all then.
-_HALF_FILLING_TOLERANCE = 1e-2
-
-_WAYS_OUT: dict[Way, str] = {
-    "right padding without a mask": "Run one sequence a forward (--exact), or give an attention_mask",
-    "right padding with a mask": "Run one sequence a forward, or sequences of one length",
-    "left padding": "Pad on the right, give position_ids that leave padding out, or run one sequence a forward",
-    "left padding with position ids": "Pad on the right, or run one sequence a forward",
-    "a static cache": "Use the model's own dynamic cache",
-    "a static cache and a wider mask": "Give a mask of the positions that are held and those of the call",
-    "a static cache, a wider mask and position ids": "Give a mask of the positions that are held and those of the call",
-    "one token behind a cache": "Run the whole sequence without a cache",
-    "several tokens behind a cache": "Run one token at a time behind the cache, or the whole sequence without it",
-    "several tokens behind a static cache": "Run one token at a time behind the cache, or the whole sequence without it",
-    "chunks behind a cache": "Run the whole sequence in one forward, without prefill_chunk (--prefill-chunk)",
-}
-_WHY_FILLING: dict[Way, str] = {
-    "right padding without a mask": ": the model is not causal as it is configured",
-    "left padding": ": the model does not leave out what its mask leaves out",
-    "left padding with position ids": ": the model does not leave out what its mask leaves out",
-}
-
-
-def one_after_the_other(_collector: Collector, forwards: Sequence[Callable[[], list[Tensor]]]) -> list[list[Tensor]]:
-    """Run `forwards` of a model that is whole in memory."""
-    return [forward() for forward in forwards]
+from .positions import RealPositions, counted_positions, has_state
+from .ways import Way
 
 
 class Company:
@@ -108,15 +45,14 @@ class Company:
             at_once: runs the forwards that are compared; of a model whose layers are read while it runs, all of them in one
                 reading.
         """
-        self._decoder, self._collector, self._limits, self._quietly = decoder, collector, limits, quietly
-        self._at_once = at_once
+        self._decoder, self._limits = decoder, limits
+        self._probe = CompanyProbe(decoder, collector, limits, quietly, at_once)
         self._faults: dict[Way, str | None] = {}
-        self._half = computes_in_half(decoder.model)
 
     def require(self, way: Way) -> None:
         """Raise TapError unless rows that run this way are those of their sequences alone."""
         if way not in self._faults:
-            self._faults[way] = self._tried(way)
+            self._faults[way] = self._probe.fault(way)
         fault = self._faults[way]
         if fault is not None:
             raise TapError(fault)
@@ -208,7 +144,7 @@ class Company:
         """Try all ways now: a sharded model runs in all its processes or in none, and only some of them may meet padding."""
         for way in get_args(Way):
             if way not in self._faults:
-                self._faults[way] = self._tried(way)
+                self._faults[way] = self._probe.fault(way)
 
     def counts_positions(self) -> bool:
         """Return whether sequences padded on the left need position ids that were counted from their mask.
@@ -230,165 +166,3 @@ class Company:
 
     def _takes_position_ids(self) -> bool:
         return "position_ids" in inspect.signature(type(unwrapped(self._decoder.model)).forward).parameters
-
-    @torch.no_grad()
-    def _tried(self, way: Way) -> str | None:
-        model = self._decoder.model
-        with self._quietly(), self._attached(), evaluating(model), randomness_kept(model), eagerly(model):
-            for lengths in self._pairs_of_lengths(way):
-                try:
-                    fault = self._compared(way, lengths)
-                except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
-                    fault = (
-                        f"{type(model).__name__} cannot be run with {way}: tried on sequences of {lengths[0]} and {lengths[1]} "
-                        f"tokens, it raised {type(error).__name__}: {error}"
-                    )
-                if fault is not None:
-                    return fault
-        return None
-
-    def _pairs_of_lengths(self, way: Way) -> Iterator[tuple[int, int]]:
-        config = model_config(self._decoder.model)
-        most = min(stated_positions(config) or _LONGEST_RUN, self._limits.selects_past or _LONGEST_RUN)
-        if way == "chunks behind a cache":
-            yield from self._around_windows(config, most)
-            return
-        if way != "right padding without a mask":
-            yield min(_SHORT, most), min(_LONG, most)
-            return
-        yield min(_RUN_SHORT, most), min(_RUN_LONG, most)
-        for length in named_lengths(config):
-            if length in self._limits.cuts:
-                pairs = [(length - 2, length), (length + 1, length + 3)]
-            else:
-                pairs = [(length - 1, length + 2)]
-            for short, long in pairs:
-                if _RUN_LONG < long <= min(_LONGEST_RUN, most) and short > 0:
-                    yield short, long
-
-    def _around_windows(self, config: Any, most: int) -> Iterator[tuple[int, int]]:
-        """Yield where a first chunk and the sequence end: within a window, past it, and with chunks longer than it."""
-        yield min(_SHORT, max(most // 2, 1)), min(_LONG, most)
-        for length in named_lengths(config):
-            if length > _LONGEST_RUN or length in self._limits.cuts:
-                continue
-            for first, end in ((length // 2 + 1, length + 3), (length + 2, 2 * length + 6)):
-                if _LONG < end <= most:
-                    yield first, end
-
-    def _compared(self, way: Way, lengths: tuple[int, int]) -> str | None:
-        """Compare a batch of two sequences with each alone, and with itself where other ids stand in the padding."""
-        ids = few_ids(self._decoder.model, self._decoder.vocab_rows, 2, max(lengths))
-        if "cache" in way:
-            return self._compared_in_steps(way, ids, min(lengths))
-        plain, short = without_cache(self._decoder.model), min(lengths)
-        forwards = [partial(self._rows, ids[row : row + 1, :n], plain, [(0, n)]) for row, n in enumerate(lengths)]
-        *alone, together = self._at_once(self._collector, [*forwards, partial(self._together, way, ids, lengths)])
-        half = self._half
-        for name, rows, *single in zip(self._collector.taps.names, together, *alone, strict=True):
-            moved = float(row_errors(rows[:short], rows[short : 2 * short]).max())
-            if not moved <= (_HALF_FILLING_TOLERANCE if half else most_error(half=False)):
-                return self._refusal(name, way, moved, "those beside other padding", _WHY_FILLING.get(way, ""))
-            # Each sequence by itself: the longer one has no padding, and would hide the other in a common median.
-            parts = list(zip(rows[short:].split(list(lengths)), single, strict=True))
-            change = error_beyond_rounding((parts[1], parts[0]), half=half)
-            if change is not None:
-                return self._refusal(name, way, change)
-        return None
-
-    def _compared_in_steps(self, way: Way, ids: Tensor, short: int) -> str | None:
-        """Compare a prompt and what follows it, on a cache, with one forward without a cache.
-
-        short: where the first chunk ends, of chunks behind a cache.
-        """
-        model, S, in_chunks = self._decoder.model, ids.shape[1], way == "chunks behind a cache"
-        whole = self._rows(ids, without_cache(model), [(0, S)] * 2)
-        edges = [0, S // 3, 2 * S // 3, S] if way.startswith("several") else sorted({0, max(S - 2, 1), S - 1, S})
-        if in_chunks:
-            edges = sorted({0, short, min(short + 2, S), S})
-        steps, room, cache = [], S + 3, new_cache(model) if in_chunks else None
-        if "static" in way:
-            cache = StaticCache(config=model_config(model), max_cache_len=room)
-        for a, b in pairwise(edges):
-            arguments: dict[str, Any] = {"use_cache": True}
-            if cache is not None:
-                arguments[cache_argument(model)] = cache
-            if "mask" in way:
-                arguments["attention_mask"] = (torch.arange(room, device=ids.device) < b).long().repeat(2, 1)
-            if "position ids" in way:
-                arguments["position_ids"] = torch.arange(a, b, device=ids.device).repeat(2, 1)
-            step, output = self._run(ids[:, a:b], arguments, [(0, b - a)] * 2, stop=in_chunks)
-            steps.append(step)
-            if not in_chunks:
-                cache = cache_in(output) if isinstance(output, Mapping) else None
-        for name, expected, *parts in zip(self._collector.taps.names, whole, *steps, strict=True):
-            together, alone = torch.cat([_by_sequence(part) for part in parts], 1), _by_sequence(expected)
-            prompt, behind = slice(0, edges[1]), slice(edges[1], None)
-            change = error_beyond_rounding(
-                ((together[:, at].flatten(0, 1), alone[:, at].flatten(0, 1)) for at in (prompt, behind)),
-                half=self._half,
-            )
-            if change is not None:
-                return self._refusal(name, way, change)
-        return None
-
-    def _together(self, way: Way, ids: Tensor, lengths: tuple[int, int]) -> list[Tensor]:
-        """Return the real rows of three sequences: the shorter one twice, beside other padding each time, and the longer."""
-        S, short = max(lengths), min(lengths)
-        start = S - short if way.startswith("left") else 0
-        batch, mask = torch.stack([ids[1].flip(0), ids[1], ids[1]]), torch.ones_like(ids[:1]).repeat(3, 1)
-        batch[:2, start : start + short] = ids[0, :short]
-        mask[:2] = 0
-        mask[:2, start : start + short] = 1
-        arguments = without_cache(self._decoder.model)
-        if way != "right padding without a mask":
-            arguments["attention_mask"] = mask
-        if way == "left padding with position ids":
-            arguments["position_ids"] = counted_positions(mask)
-        return self._rows(batch, arguments, [(start, short)] * 2 + [(0, S)])
-
-    def _rows(self, ids: Tensor, arguments: dict[str, Any], real: list[tuple[int, int]]) -> list[Tensor]:
-        """Return (T, H) of each tap: the real rows of a forward that ends after the last tap."""
-        return self._run(ids, arguments, real, stop=True)[0]
-
-    def _run(
-        self, ids: Tensor, arguments: dict[str, Any], real: list[tuple[int, int]], *, stop: bool = False
-    ) -> tuple[list[Tensor], Any]:
-        """Return (T, H) of each tap, the real rows of a forward, and the model's output; None where it is stopped."""
-        model, slots, output = self._decoder.model, ClonedStates(len(self._collector.taps.names)), None
-        with self._collector.armed(slots, *ids.shape, stop=stop):
-            output = model(ids, **arguments)
-        states = [state for state in slots.states if state is not None]
-        rows = [
-            torch.cat([state[row, start : start + length] for row, (start, length) in enumerate(real)])
-            for state in states
-        ]
-        return rows, output
-
-    @contextmanager
-    def _attached(self) -> Iterator[None]:
-        was_attached = self._collector.attached
-        self._collector.attach()
-        try:
-            yield
-        finally:
-            if not was_attached:
-                self._collector.detach()
-
-    def _refusal(
-        self, name: str, way: Way, change: float, beside: str = "those of the same sequence alone", why: str = ""
-    ) -> str:
-        return (
-            f"{name} of {type(self._decoder.model).__name__} depends on how it is run: with {way} its rows differ by "
-            f"{change:.2g} of their length from {beside} (tried on a few tokens){why}. {_WAYS_OUT[way]}."
-        )
-
-
-def counted_positions(mask: Tensor) -> Tensor:
-    """Return (B, W) int64: the positions of the real columns of a mask (B, W), counted from 0; 0 in padding before them."""
-    return (mask.to(torch.int64).cumsum(1) - 1).clamp(min=0)
-
-
-def _by_sequence(rows: Tensor) -> Tensor:
-    """Return rows (2 S, H) of two sequences as (2, S, H)."""
-    return rows.view(2, -1, rows.shape[-1])

@@ -255,3 +255,8 @@ def _refuse_holes(real: Tensor, S: int) -> None:
         raise PositionsError(
             f"row {row} of attention_mask has a hole: real positions must stand next to each other.{after_padding}"
         )
+
+
+def counted_positions(mask: Tensor) -> Tensor:
+    """Return (B, W) int64: the positions of the real columns of a mask (B, W), counted from 0; 0 in padding before them."""
+    return (mask.to(torch.int64).cumsum(1) - 1).clamp(min=0)

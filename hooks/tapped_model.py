@@ -17,7 +17,8 @@ from ..models.loading import load_config, model_skeleton
 from ..models.model_source import ModelLoadError, ModelSource
 from ..models.pipeline import pipeline_group_of, require_single_stage
 from .collector import Collector
-from .company import AtOnce, Company, one_after_the_other
+from .company import Company
+from .company_probe import AtOnce, one_after_the_other
 from .errors import TapError
 from .taps import Final, Taps
 from .truth import FinalNorm, Truth, probe

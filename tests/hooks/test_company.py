@@ -341,3 +341,41 @@ def test_several_tokens_behind_a_cache_of_keys_are_those_of_the_whole_sequence(s
         second = t.run(IDS[:1, 3:], cache=first.output.cache)
     rows = torch.cat([first.rows(), second.rows()])[:, 0]
     torch.testing.assert_close(rows, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def rows_in_steps(model: Any, ids: Tensor, path: str, layer: int) -> Tensor:
+    """(S, H) of a layer: four tokens of ids (S,), then one at a time on the model's own cache, noted by a hook of the test's own."""
+    seen: list[Tensor] = []
+    handle = model.get_submodule(path)[layer].register_forward_hook(
+        lambda _module, _args, out: seen.append((out[0] if isinstance(out, tuple) else out)[0].clone())
+    )
+    cache = model(ids[None, :4], use_cache=True).past_key_values
+    for token in ids[4:]:
+        cache = model(token[None, None], past_key_values=cache, use_cache=True).past_key_values
+    handle.remove()
+    return torch.cat(seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_over_what_is_decoded_alone_is_found_though_it_is_longer_than_a_probe_of_few_tokens(dtype) -> None:
+    model, path, ids = build("unlimited_ocr"), "model.language_model.layers", tiny.token_ids(1, 40)[0]
+    model.config.text_config.sliding_window = window = 12
+    stepped, whole = rows_in_steps(model, ids, path, 2), rows_alone(model, [ids], path, 2)
+    torch.testing.assert_close(stepped[: 4 + window], whole[: 4 + window], atol=1e-4, rtol=1e-4)
+    assert float((stepped - whole)[-4:].norm() / whole[-4:].norm()) > 0.05
+    with torch.no_grad(), tap(model.to(dtype), [2], stop_early=False) as t:
+        for way in ("one token behind a cache", "several tokens behind a cache", "a static cache"):
+            with pytest.raises(TapError, match=f"with {way} its rows differ"):
+                t._company.require(way)
+        t._company.require("right padding without a mask")
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "mistral", "gemma3_text"])
+def test_a_window_that_a_plain_forward_has_too_stays_open_behind_a_cache(family: str) -> None:
+    model, ids = build(family, sliding_window=12), tiny.token_ids(1, 40)[0]
+    stepped = rows_in_steps(model, ids, "model.layers", 2)
+    torch.testing.assert_close(stepped, rows_alone(model, [ids], "model.layers", 2), atol=1e-3, rtol=1e-3)
+    with torch.no_grad(), tap(model, [2], stop_early=False) as t:
+        for way in ("one token behind a cache", "several tokens behind a cache", "a static cache"):
+            t._company.require(way)
