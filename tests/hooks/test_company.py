@@ -345,7 +345,7 @@ def test_several_tokens_behind_a_cache_of_keys_are_those_of_the_whole_sequence(s
 
 @torch.no_grad()
 def rows_in_steps(model: Any, ids: Tensor, path: str, layer: int) -> Tensor:
-    """(S, H) of a layer: four tokens of ids (S,), then one at a time on the model's own cache, noted by a hook of the test's own."""
+    """(S, H) of a layer: four of the ids (S,), then one at a time on the model's own cache, noted by a hook of the test."""
     seen: list[Tensor] = []
     handle = model.get_submodule(path)[layer].register_forward_hook(
         lambda _module, _args, out: seen.append((out[0] if isinstance(out, tuple) else out)[0].clone())
