@@ -96,6 +96,7 @@ _DOTS3 = {
     "swa_qk_nope_head_dim": 8,
     "swa_v_head_dim": 8,
 }
+_KOSMOS = {"layers": 4, "embed_dim": 32, "attention_heads": 4}
 _MLLAMA = {"cross_attention_layers": [1]}
 _MROPE = {"rope_parameters": _ROPE}
 _VLM = {"text_config": _MROPE}
@@ -153,6 +154,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {**_MHA, "layer_types": _HYBRID},
+    "kosmos-2": {"text_config": _KOSMOS}, "kosmos-2.5": {"text_config": _KOSMOS},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_dense_layers": 1},
     "mamba2": {"num_heads": 8, "n_groups": 2},
     "mllama": {"text_config": _MLLAMA}, "mllama_text_model": _MLLAMA,
