@@ -53,7 +53,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"], 8),
     **dict.fromkeys(["linear_num_value_heads", "linear_num_heads", "mamba_n_heads"], 4),
     **dict.fromkeys(["mamba_d_state", "state_size", "ssm_state_size"], 8),
-    "vocab_size": 96, "linear_num_key_heads": 2, "mamba_d_head": 16, "mamba_n_groups": 1, "expand": 2,
+    "vocab_size": 96, "unpadded_vocab_size": 96, "linear_num_key_heads": 2, "mamba_d_head": 16, "mamba_n_groups": 1, "expand": 2,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 3, "cls_token_id": 4,
     "decoder_start_token_id": 5, "image_token_id": 90, "image_token_index": 90, "video_token_id": 91,
     "audio_token_id": 92, "boi_token_id": 85, "boi_token_index": 85, "eoi_token_id": 86, "eoi_token_index": 86,
