@@ -167,14 +167,13 @@ def _settings(given: dict[str, Any]) -> GenerationSettings:
 
 
 def _show(summary: GenerationSummary) -> None:
-    from .output import share_of_top_logits, size, table
+    from .output import counted, share_of_top_logits, size, table
 
     speed = summary.new_tokens_now / summary.seconds if summary.seconds > 0 else 0.0
-    ends = ", ".join(f"{count:,} {reason}" for reason, count in sorted(summary.finish_reasons.items()))
     rows = [
         ("samples", f"{summary.captured:,} captured, {summary.rejected:,} rejected"),
         ("tokens", f"{summary.prompt_tokens:,} of prompts, {summary.new_tokens:,} new; {summary.rows:,} rows"),
-        ("ended by", ends or "nothing ran"),
+        ("ended by", counted(summary.finish_reasons) or "nothing ran"),
         ("layers", f"{', '.join(map(str, summary.layer_ids))} ({summary.convention}), H = {summary.hidden_size}"),
         ("bytes", f"{size(summary.bytes)} in {summary.shards} shard(s)"),
         ("speed", f"{speed:,.1f} new tokens/s over {summary.seconds:.1f} s"),

@@ -48,9 +48,9 @@ def inspect(path: Path, sample_id: str | None, tokenizer: str | None, as_json: b
 
 
 def _show(path: Path, shards: list[Shard]) -> None:
-    from ..reading.inspection import dtype_name, is_complete
+    from ..reading.inspection import dtype_name, finish_reasons, is_complete
     from ..store import Manifest
-    from .output import size, table
+    from .output import counted, size, table
 
     about = shards[0].description
     rows = [("shards", f"{len(shards)}, {size(sum(s.nbytes for s in shards))}")]
@@ -60,6 +60,9 @@ def _show(path: Path, shards: list[Shard]) -> None:
     complete = is_complete(path)
     if complete is not None:
         rows.append(("complete", "yes" if complete else f"no. {Manifest.read(path / 'manifest.json').way_on}"))
+    reasons = finish_reasons(path)
+    if reasons is not None:
+        rows.append(("ended by", counted(reasons)))
     rejects = sum(len(s.rejects) for s in shards)
     if rejects:
         rows.append(("rejected", f"{rejects} samples in the forward; see rejects.jsonl"))

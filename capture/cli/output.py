@@ -51,6 +51,11 @@ def warning_lines(warnings: Mapping[str, int], first: Mapping[str, str]) -> list
     ]
 
 
+def counted(reasons: Mapping[str, int]) -> str:
+    """Return why answers ended, counted, as a summary line: ``2 length, 5 stop_token``."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
+
+
 def share_of_top_logits(share: float, quantiles: Mapping[str, float] | None) -> str:
     """Return the share of the model's distribution that the stored top logits keep, as a summary line."""
     mean = f"hold {share:.1%} of the probability, on average"

@@ -12,11 +12,10 @@ if TYPE_CHECKING:
 
 def show_regeneration(summary: RegenerationSummary) -> None:
     """Print what was written and captured."""
-    from .output import share_of_top_logits, size, table
+    from .output import counted, share_of_top_logits, size, table
 
     capture = summary.capture
     speed = summary.new_tokens_now / summary.seconds if summary.seconds > 0 else 0.0
-    ends = ", ".join(f"{count:,} {reason}" for reason, count in sorted(summary.finish_reasons.items()))
     named = "; ".join(f"{', '.join(map(str, tokens))} ({origin})" for origin, tokens in summary.end_tokens.items())
     rows = [
         ("samples", f"{capture.captured:,} captured, {capture.rejected:,} rejected"),
@@ -25,7 +24,7 @@ def show_regeneration(summary: RegenerationSummary) -> None:
             "tokens",
             f"{summary.new_tokens:,} new, {summary.supervised_tokens:,} of them supervised; {capture.tokens:,} rows",
         ),
-        ("ended by", ends or "nothing ran"),
+        ("ended by", counted(summary.finish_reasons) or "nothing ran"),
         ("end tokens", named or "none"),
         ("layers", f"{', '.join(map(str, capture.layer_ids))} ({capture.convention}), H = {capture.hidden_size}"),
         ("bytes", f"{size(capture.bytes)} in {capture.shards} shard(s)"),

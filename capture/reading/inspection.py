@@ -8,6 +8,7 @@ from typing import Any
 from ...models.errors import UsageError
 from ..store import Column, Manifest, OutputFolder, Shard, ShardError
 from ..store.diskio import require_folder
+from ..store.folder import MANIFEST_FILE
 
 
 def inspect_capture(path: str | Path) -> dict[str, Any]:
@@ -16,7 +17,7 @@ def inspect_capture(path: str | Path) -> dict[str, Any]:
     Returns:
         The values of ``hiddentap inspect --json``: path, shards, bytes, samples, rows, rejected, complete (None without a
         manifest), columns (name -> shape without R, dtype), metadata of the first shard, and broken: shard files that cannot be
-        read, each with its error.
+        read, each with its error; finish_reasons (why answers ended, counted; None where nothing was generated).
 
     Raises:
         UsageError: there is no such path, or no sealed shard.
@@ -39,6 +40,7 @@ def inspect_capture(path: str | Path) -> dict[str, Any]:
         "columns": {column.name: {"shape": column.shape, "dtype": dtype_name(column)} for column in shards[0].columns},
         "metadata": shards[0].metadata,
         "broken": [str(error) for error in broken],
+        "finish_reasons": finish_reasons(path),
     }
 
 
@@ -61,6 +63,18 @@ def is_complete(path: Path) -> bool | None:
     """Return whether the capture is complete; None where no manifest says."""
     manifest = path / "manifest.json"
     return Manifest.read(manifest).complete if manifest.is_file() else None
+
+
+def finish_reasons(path: Path) -> dict[str, int] | None:
+    """Return why the answers of a finished generation ended, counted; None where a folder has none and for a shard.
+
+    A generation counts requests in its own manifest; a regeneration counts turns in the manifest of its answers.
+    """
+    folder = OutputFolder(path)
+    for place in (folder.manifest_path, folder.answers / MANIFEST_FILE):
+        if place.is_file() and "finish_reasons" in (counts := Manifest.read(place).counts):
+            return dict(counts["finish_reasons"])
+    return None
 
 
 def dtype_name(column: Column) -> str:

@@ -16,7 +16,6 @@ from ..store.diskio import write_atomically
 from ..store.folder import MANIFEST_FILE
 from .written import WrittenSample
 
-ANSWERS = "answers"
 MESSAGES_FILE = "messages.jsonl"
 
 

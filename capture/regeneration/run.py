@@ -25,9 +25,10 @@ from ..sampling.prompt_shards import holds_something_else, was_just_begun
 from ..sampling.run_identity import sampling_identity
 from ..settings import TextSettings
 from ..store import Manifest, OutputFolder
+from ..store.folder import ANSWERS
 from .dialogue import prompt_of
 from .engine import AnswerEngine, AnswerEngineKind, answer_engine_kind
-from .pieces import ANSWERS, MESSAGES_FILE, AnswerFolder, turns_of
+from .pieces import MESSAGES_FILE, AnswerFolder, turns_of
 from .row import Job, Row
 from .summary import RegenerationSummary, answer_counts
 
@@ -59,7 +60,7 @@ def regenerate_dataset(
     """
     progress, stopping = progress or Silent(), stopping or Stopping()
     kind = answer_engine_kind(settings)
-    answers = AnswerFolder(settings.out / ANSWERS)
+    answers = AnswerFolder(OutputFolder(settings.out).answers)
     encoder = _checked_encoder(settings, answers)
     with OutputFolder(settings.out).lock():
         written = _written(settings, kind, encoder, answers, progress, stopping)

@@ -34,6 +34,7 @@ from .shard import Shard, open_and_close
 LOCK_FILE = ".hiddentap-lock"
 MANIFEST_FILE = "manifest.json"
 REJECTS_FILE = "rejects.jsonl"
+ANSWERS = "answers"
 _UNSEALED = re.compile(r"shard-\d{6,}\.safetensors\.(open|rewrite|[a-z][a-z0-9_]*\.spool)")
 
 
@@ -67,6 +68,11 @@ class OutputFolder:
     @property
     def head(self) -> Path:
         return self.path / "head"
+
+    @property
+    def answers(self) -> Path:
+        """Return the folder that a regeneration writes its answers into."""
+        return self.path / ANSWERS
 
     @property
     def manifest_path(self) -> Path:

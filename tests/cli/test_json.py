@@ -77,6 +77,7 @@ def test_generate(run: Run, llama: Path, tmp_path: Path) -> None:
     command = ("generate", "--model", llama, "--data", data, "--layer-ids", "1", "--out", tmp_path / "out")
     values = json_of(run(*command, "--max-new-tokens", 3, "--ignore-eos", "--json"), "generate")
     assert (values["new_tokens"], values["finish_reasons"]) == (3, {"length": 1})
+    assert json_of(run("inspect", tmp_path / "out", "--json"), "inspect")["finish_reasons"] == {"length": 1}
 
 
 def test_generate_all_turns(run: Run, llama: Path, tmp_path: Path) -> None:
@@ -113,6 +114,7 @@ def test_inspect_and_one_of_its_samples(run: Run, folder: Path) -> None:
     values = json_of(run("inspect", folder, "--json"), "inspect")
     assert (values["shards"], values["samples"], values["complete"]) == (2, 6, True)
     assert values["columns"]["aux_hidden_states"] == {"shape": [3, 32], "dtype": "float32"}
+    assert values["finish_reasons"] is None
     assert values["metadata"]["taps"]["hidden_size"] == 32
     sample = json_of(run("inspect", folder, "--sample", "s2", "--json"), "inspect --sample")
     assert sample["states"] == ["layer 0", "layer 1", "layer 3", "pre-norm", "post-norm"]

@@ -1,6 +1,7 @@
 """`hiddentap generate --turns all`: every assistant turn anew, and the rows of the finished conversations."""
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hiddentap import CapturedDataset
 from hiddentap.capture.store import Manifest
@@ -77,6 +78,23 @@ class ByHand:
     def answer(self, messages: list[dict[str, Any]]) -> tuple[list[int], dict[str, Any]]:
         tokens = greedy(self._model, self.prompt(messages), NEW)
         return tokens, bot(self._tokenizer.decode(tokens))
+
+    def endings(self, *questions: str) -> list[tuple[str, int | None, int]]:
+        """Why each answer of generate() ended, by which of the model's own end tokens, and how many tokens it has."""
+        messages, found = [], []
+        for question in questions:
+            messages.append(user(question))
+            ids = torch.tensor([self.prompt(messages)])
+            # Without --ignore-eos the end mark of the chat template, id 1, ends an answer too.
+            ends = [1, *self._model.generation_config.eos_token_id]
+            output = self._model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW, eos_token_id=ends, pad_token_id=0
+            )  # fmt: skip
+            tokens = output[0, ids.shape[1] :].tolist()
+            ended = tokens[-1] in ends
+            found.append(("stop_token" if ended else "length", tokens[-1] if ended else None, len(tokens)))
+            messages.append(bot(self._tokenizer.decode(tokens[:-1] if ended else tokens)))
+        return found
 
 
 def test_every_turn_is_answered_behind_the_new_ones_before_it(run, llama: Path, tmp_path: Path) -> None:
@@ -162,6 +180,33 @@ def test_every_turn_says_why_it_ended_and_by_which_mark(run, llama: Path, tmp_pa
     assert (turn["finish_reason"], turn["end_token"]) == ("stop_token", first)
     cut = lines(tmp_path / "out/answers/answers-000000.jsonl")["two"]["turns"][-1]
     assert cut == {"message": 4, "finish_reason": "length", "end_token": None, "tokens": NEW, "supervised": NEW}
+
+
+def test_reasons_are_those_of_the_models_own_generate_for_each_turn_and_inspect_counts_them(
+    run, llama: Path, data: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(llama, tmp_path / "model")
+    config = GenerationConfig.from_pretrained(model, eos_token_id=[28, 56])
+    config.save_pretrained(model)
+    # The first answer ends by a mark that is its last allowed token, the second is cut.
+    expected = {
+        "both": [("stop_token", 28, 6), ("length", None, 6)],
+        "short": [("stop_token", 56, 4), ("stop_token", 56, 2)],
+    }
+    asked = {"both": ("Hi?", "More?"), "short": ("Name a river.", "Why?")}
+    hand = ByHand(model)
+    assert {name: hand.endings(*questions) for name, questions in asked.items()} == expected
+    rows = {name: [user(first), bot("old"), user(second), bot("old")] for name, (first, second) in asked.items()}
+    write_rows(data, [{"id": name, "messages": messages} for name, messages in rows.items()])
+    out = tmp_path / "out"
+    _, told, _ = run(out, "--model", model, "--temperature", 0)
+    pieces = lines(out / "answers/answers-000000.jsonl")
+    found = {name: [(t["finish_reason"], t["end_token"], t["tokens"]) for t in pieces[name]["turns"]] for name in asked}
+    assert found == expected
+    command = run.func  # the command itself
+    assert "1 length, 3 stop_token\n" in told
+    assert "1 length, 3 stop_token\n" in command("inspect", out)[1]
+    assert json.loads(command("inspect", out, "--json")[1])["finish_reasons"] == {"stop_token": 3, "length": 1}
 
 
 def test_samples_of_which_a_turn_ended_by_length_can_be_left_out(run, tmp_path: Path) -> None:
