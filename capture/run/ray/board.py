@@ -12,8 +12,8 @@ from .cluster import require_ray
 
 # Between two batches a worker asks no oftener than this whether the run is to end.
 _ASK_EVERY_S = 0.2
-# The number of what is done before the first shard.
-PREPARING = -1
+# What is done before the first shard.
+PREPARING: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Board:
 
     def __init__(self) -> None:
         self._started: list[Work] = []
-        self._done: dict[int, Done] = {}
+        self._done: dict[tuple[int, ...], Done] = {}
         self._notes: list[str] = []
         self._signal: int | None = None
 
@@ -53,16 +53,14 @@ class Board:
     def stopped_by(self) -> int | None:
         return self._signal
 
-    def start(self, shard: int) -> None:
-        """Record that a worker begins `shard`; drop the counts of a lost worker's attempt."""
-        if shard in self._done:
-            self._notes.append(
-                "a worker was lost; " + ("the plan" if shard == PREPARING else f"shard {shard}") + " is made again"
-            )
-        self._done[shard] = Done()
+    def start(self, shards: tuple[int, ...]) -> None:
+        """Record that a worker begins `shards`; drop the counts of a lost worker's attempt."""
+        if shards in self._done:
+            self._notes.append(f"a worker was lost; {_name(shards)} made again")
+        self._done[shards] = Done()
 
-    def advanced(self, shard: int, more: Done) -> None:
-        self._done[shard] += more
+    def advanced(self, shards: tuple[int, ...], more: Done) -> None:
+        self._done[shards] += more
 
     def started(self, work: Work) -> None:
         self._started.append(work)
@@ -71,18 +69,26 @@ class Board:
         self._notes.append(text)
 
 
+def _name(shards: tuple[int, ...]) -> str:
+    if not shards:
+        return "the plan is"
+    if len(shards) == 1:
+        return f"shard {shards[0]} is"
+    return f"what is not sealed of shards {shards[0]} to {shards[-1]} is"
+
+
 class WorkerProgress:
-    """Progress of a worker, told to the board; `shard` is the one being filled."""
+    """Progress of a worker, told to the board; `work`: the shards being filled."""
 
     def __init__(self, board: Any) -> None:
         self._board = board
-        self.shard = PREPARING
+        self.work = PREPARING
 
     def started(self, work: Work) -> None:
         self._board.started.remote(work)
 
     def advanced(self, done: Done) -> None:
-        self._board.advanced.remote(self.shard, done)
+        self._board.advanced.remote(self.work, done)
 
     def note(self, text: str) -> None:
         self._board.note.remote(text)

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -92,6 +93,7 @@ class _Pool:
 
     def __init__(self, settings: CaptureSettings, share: Share, progress: Progress, stopping: Stopping) -> None:
         self._progress, self._stopping = progress, stopping
+        self._streams_weights = settings.stream_weights
         self._ray: Any = require_ray()
         self._shown = Done()
         # Known by its name: an actor whose constructor was given a handle may not come back, Ray warns.
@@ -125,16 +127,19 @@ class _Pool:
     def fill(self, left: Sequence[PlannedShard], claim: str) -> None:
         """Have these shards filled, each by whichever worker is free; `claim`: that of the folder's lock, which all share.
 
+        With streamed weights each worker takes its part of them at once, and makes blocks of them as large as it has memory.
+
         Raises the first error of a worker, and RunStopped: both after every worker came to the end of its shard or batch.
         """
         tokens = sum(planned.R for planned in left) // len(self._workers)
-        waiting, free = deque(left), deque(self._workers)
+        parts = len(self._workers) if self._streams_weights else len(left)
+        waiting, free = deque(divided([planned.index for planned in left], parts)), deque(self._workers)
         running: dict[Any, Any] = {}
         failure: Exception | None = None
         while waiting or running:
             while waiting and free:
                 worker = free.popleft()
-                running[worker.fill.remote(waiting.popleft().index, tokens, claim)] = worker
+                running[worker.fill.remote(waiting.popleft(), tokens, claim)] = worker
             ready, _ = self._ray.wait(list(running), timeout=_LOOK_EVERY_S)
             for task in ready:
                 free.append(running.pop(task))
@@ -177,6 +182,13 @@ class _Pool:
             self._shown = report.done
         for note in report.notes:
             self._progress.note(note)
+
+
+def divided(shards: Sequence[int], parts: int) -> list[tuple[int, ...]]:
+    """Return up to `parts` runs of neighbors in `shards`, whose lengths differ by one at most."""
+    parts = min(parts, len(shards))
+    edges = [len(shards) * part // parts for part in range(parts + 1)] if parts else [0]
+    return [tuple(shards[begin:end]) for begin, end in pairwise(edges)]
 
 
 KIND = EngineKind(require_ray_can, identity_of_mode, worker_backend, capture_on_ray)

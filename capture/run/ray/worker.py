@@ -76,16 +76,16 @@ class ShardWorker:
             write_missing_head(self._folder.head, loaded, attached, TensorGroup(), self._progress)
         return Prepared(attached.hidden_size, loaded.notes)
 
-    def fill(self, shard: int, tokens: int, claim: str) -> bool:
-        """Fill and seal that shard of the plan; False where that was stopped.
+    def fill(self, shards: tuple[int, ...], tokens: int, claim: str) -> bool:
+        """Fill and seal these shards of the plan; False where that was stopped.
 
         tokens: what this worker is likely to capture in all. claim: that of the folder's lock, which this process then holds
         beside the run.
         """
-        require_ray().get(self._board.start.remote(shard))
-        self._progress.shard = shard
+        require_ray().get(self._board.start.remote(shards))
+        self._progress.work = shards
         try:
-            self._seal(shard, self._run or self._open(tokens, claim))
+            self._seal(shards, self._run or self._open(tokens, claim))
         except RunStopped:
             return False
         return True
@@ -109,13 +109,17 @@ class ShardWorker:
         if changed:
             raise RunError("a Ray worker has another model than the plan (plan -> worker):\n  " + "\n  ".join(changed))
 
-    def _seal(self, shard: int, run: ShardRun) -> None:
-        # A worker that was lost may have had this shard, and may have sealed it.
-        self._folder.remove_unsealed(shard)
-        planned = run.plan.shards[shard]
-        if is_sealed(self._folder, run.plan, shard):
-            self._progress.advanced(Done(planned.M, planned.R))
-            return
-        run.capture([planned])
-        self._backend.loaded.require_unchanged()
-        run.pacer.remember()
+    def _seal(self, shards: tuple[int, ...], run: ShardRun) -> None:
+        left = []
+        for shard in shards:
+            # A worker that was lost may have had this shard, and may have sealed it.
+            self._folder.remove_unsealed(shard)
+            planned = run.plan.shards[shard]
+            if is_sealed(self._folder, run.plan, shard):
+                self._progress.advanced(Done(planned.M, planned.R))
+            else:
+                left.append(planned)
+        if left:
+            run.capture(left)
+            self._backend.loaded.require_unchanged()
+            run.pacer.remember()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hiddentap import CapturedDataset, CaptureSettings, ModelSource, RayWorkers, capture_dataset
+from hiddentap.capture.run.ray.run import divided
 from hiddentap.models.errors import UsageError
 from support.model_folder import chat, llama_folder, write_rows
 
@@ -43,6 +44,19 @@ def settings(model: Path, data: Path, out: Path, **fields: object) -> CaptureSet
     return CaptureSettings(ModelSource(str(model)), (str(data),), out, layer_ids=(0, 2), exact=True, **fields)
 
 
+@pytest.mark.parametrize(
+    ("shards", "parts", "expected"),
+    [
+        ((0, 1, 2, 4, 7), 2, [(0, 1), (2, 4, 7)]),
+        ((3, 5), 3, [(3,), (5,)]),
+        ((3, 5, 6), 3, [(3,), (5,), (6,)]),
+        ((), 2, []),
+    ],
+)
+def test_workers_of_streamed_weights_take_neighboring_shards(shards, parts, expected) -> None:
+    assert divided(shards, parts) == expected
+
+
 class Command:
     """`hiddentap capture --engine ray` with two workers, in a process of its own with a cluster of its own."""
 
@@ -63,6 +77,11 @@ class Command:
         """The processes that fill a shard now."""
         return {pid for pid in processes() if any(file.endswith(".open") for file in files_of(pid, self.out))}
 
+    def workers(self) -> set[int]:
+        """The processes of workers that have the folder's lock open."""
+        lines = {pid: Path(f"/proc/{pid}/cmdline") for pid in processes() if files_of(pid, self.out)}
+        return {pid for pid, line in lines.items() if b"ShardWorker" in line.read_bytes()}
+
     def wait_for_writers(self, count: int) -> set[int]:
         """The processes that fill shards, once there are so many at least."""
         end = time.monotonic() + 300
@@ -71,6 +90,13 @@ class Command:
             assert time.monotonic() < end, "no worker began a shard"
             time.sleep(0.01)
         return found
+
+    def wait_for_a_sealed_shard(self) -> None:
+        end = time.monotonic() + 300
+        while not list((self.out / "shards").glob("*.safetensors")):
+            assert self._process.poll() is None, self._process.communicate()[1]
+            assert time.monotonic() < end, "no shard was sealed"
+            time.sleep(0.01)
 
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)
@@ -173,6 +199,21 @@ def test_a_killed_worker_costs_its_unsealed_shard_and_the_folder_is_that_of_one_
     assert files(tmp_path / "out") == whole
     assert len(CapturedDataset(tmp_path / "out")) == 900
     wait_until_gone(tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_workers_of_streamed_weights_fill_the_folder_of_one_process_though_one_is_killed(
+    start, llama: Path, long_data: Path, tmp_path: Path
+) -> None:
+    alone = tmp_path / "alone"
+    capture_dataset(settings(llama, long_data, alone, shard_rows=ROWS, stream_weights=True))
+    command = start("--stream-weights", "--block-tokens", str(ROWS))
+    command.wait_for_a_sealed_shard()  # of seven: each of the two workers has more to do
+    os.kill(min(command.workers()), signal.SIGKILL)
+    code, _, err = command.ended()
+    assert code == 0, err
+    assert "a worker was lost; what is not sealed of shards" in err
+    assert files(command.out) == files(alone)
 
 
 @pytest.mark.slow
