@@ -159,7 +159,7 @@ def _short(text: str) -> str:
     return sentence if len(sentence) <= 240 else f"{sentence[:237]}..."
 
 
-def examined(names: list[str], jobs: int) -> Iterator[Row]:
+def examined(names: list[str], jobs: int, seconds: int) -> Iterator[Row]:
     """One process for each model type, `jobs` at a time: a crash or a hang is one row, and the sweep goes on."""
     context, waiting = multiprocessing.get_context("fork"), list(names)
     running: dict[str, tuple[Any, Connection, float]] = {}
@@ -173,10 +173,10 @@ def examined(names: list[str], jobs: int) -> Iterator[Row]:
             running[name] = (process, receiving, time.monotonic())
         multiprocessing.connection.wait([r for _, r, _ in running.values()], timeout=1.0)
         for name, (process, receiving, started) in list(running.items()):
-            late = time.monotonic() - started > SECONDS_EACH
+            late = time.monotonic() - started > seconds
             if not receiving.poll() and process.is_alive() and not late:
                 continue
-            yield _received(name, receiving, late)
+            yield _received(name, receiving, seconds if late else None)
             process.kill()
             process.join()
             del running[name]
@@ -187,14 +187,14 @@ def _send_row(name: str, sending: Connection) -> None:
     sending.close()
 
 
-def _received(name: str, receiving: Connection, late: bool) -> Row:
+def _received(name: str, receiving: Connection, late_after: int | None) -> Row:
     try:
         if receiving.poll():
             return receiving.recv()
     except EOFError:
         pass
-    if late:
-        return Row(name, result="not measured", detail=f"took more than {SECONDS_EACH} s")
+    if late_after is not None:
+        return Row(name, result="not measured", detail=f"took more than {late_after} s")
     return Row(name, result="wrong", detail="the process crashed")
 
 
@@ -271,10 +271,11 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="TYPE", help="these model types alone")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default 2)")
+    parser.add_argument("--seconds", type=int, default=SECONDS_EACH, help=f"most for one type (default {SECONDS_EACH})")
     given = parser.parse_args()
     names = given.only or [*architectures.CAUSAL_LMS, *architectures.IMAGE_TEXT_MODELS]
     rows = []
-    for row in examined(names, given.jobs):
+    for row in examined(names, given.jobs, given.seconds):
         rows.append(row)
         if given.only or row.result not in ("exact", "exact where it runs"):
             print(f"{row.model_type:28} {row.result:26} {row.path:34} {row.form:24} {row.detail}", flush=True)
