@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -28,6 +28,7 @@ from .hub import unreachable
 from .loaded_model import LoadedModel
 from .loaded_weights import disagreements, main_dtype, require_used, require_whole
 from .loading_memory import require_room
+from .mapped_layers import MappedLayers, load_mapped
 from .model_source import ModelLoadError, ModelSource, first_line
 from .native_class import has_remote_class, native_config
 from .peft_adapter import NOT_BY_LOADING, PeftAdapter, require_no_adapter
@@ -56,14 +57,17 @@ def load_config(source: ModelSource) -> Any:
         )
 
 
-def load_model(source: ModelSource, tp: int = 1) -> LoadedModel:
+def load_model(source: ModelSource, tp: int = 1, *, in_float32: bool = False) -> LoadedModel:
     """Load the model named by `source`.
 
     A causal language model class is tried first, then an image-text one (Kimi-K2.5 and others, used with text). With `tp`
     above 1 this process holds a part of every layer, on its own accelerator, by the model's tensor-parallel plan; the others
     of its process group, `tp` in all, hold the rest, and all of them call this.
 
+    in_float32: whether the memory must hold its weights in float32 too, in place of the loaded ones.
+
     Raises:
+        ModelTooLargeError: it does not fit in the memory that is free.
         CheckpointError: weight files are missing or damaged, weights of the model are in none of them, or they are in a form
             that nothing here reads rightly.
         ModelLoadError: anything else that keeps it from being loaded as asked.
@@ -74,7 +78,7 @@ def load_model(source: ModelSource, tp: int = 1) -> LoadedModel:
         if asked.adapter is not None:
             raise ModelLoadError(_merged(source, "split over processes"))
     elif not source.keep_quantized:
-        asked.require_room()
+        asked.require_room(in_float32=in_float32)
     model, info = _load(source, asked.config, asked.form, tp)
     asked = asked.with_fetched_files()
     notes = _checked(model, asked.config, asked.form, info, source)
@@ -96,6 +100,30 @@ def load_layer_by_layer(source: ModelSource, *, head: bool = False) -> tuple[Loa
     Raises:
         CheckpointError, ModelLoadError: as `load_model`; the checkpoint has no safetensors files, or a device map is asked for.
     """
+    return _load_without_layers(source, partial(load_streamed, head=head))
+
+
+def load_mapped_layers(source: ModelSource, layers_path: str) -> tuple[LoadedModel, MappedLayers]:
+    """Load the model named by `source` without its decoder layers, which lie at `layers_path` and can be held one at a time.
+
+    Raises:
+        CheckpointError, ModelLoadError: as `load_layer_by_layer`.
+    """
+    return _load_without_layers(source, partial(load_mapped, layers_path=layers_path))
+
+
+class _Layers(Protocol):
+    """The layers that a model was loaded without."""
+
+    unexpected_keys: set[str]
+
+    def one_layer_of_each_kind(self) -> AbstractContextManager[None]: ...
+
+
+P = TypeVar("P", bound=_Layers)
+
+
+def _load_without_layers(source: ModelSource, load_apart: Callable[..., tuple[Any, P]]) -> tuple[LoadedModel, P]:
     if source.device_map is not None:
         raise ModelLoadError("a streamed model lies on one device; leave device_map out.")
     if source.keep_quantized:
@@ -103,17 +131,16 @@ def load_layer_by_layer(source: ModelSource, *, head: bool = False) -> tuple[Loa
     asked = _Asked.of(source)
     if asked.adapter is not None:
         raise ModelLoadError(_merged(source, "streamed"))
-    (model, info), store = load_streamed(
+    (model, info), layers = load_apart(
         lambda: _load(source, asked.config, asked.form, tp=1),
-        head=head,
         device=source.torch_device,
         converting=partial(blocks_of_the_config, asked.form.block_size),
     )
     asked = asked.with_fetched_files()
-    with store.one_layer_of_each_kind():
-        info = {**info, "unexpected_keys": {*info["unexpected_keys"], *store.unexpected_keys}}
+    with layers.one_layer_of_each_kind():
+        info = {**info, "unexpected_keys": {*info["unexpected_keys"], *layers.unexpected_keys}}
         notes = _checked(model, asked.config, asked.form, info, source)
-    return asked.loaded(model, notes), store
+    return asked.loaded(model, notes), layers
 
 
 @dataclass(frozen=True)
@@ -136,14 +163,15 @@ class _Asked:
         form = _readable_form(source, folder, config)
         return cls(source, config, folder, form, _adapter(source))
 
-    def require_room(self) -> None:
+    def require_room(self, *, in_float32: bool) -> None:
         """Raise ModelTooLargeError where the weights do not fit; of forms that stay quantized in memory it is not known."""
         if self.form.is_quantized and not self.form.is_dequantized:
             return
         stated = getattr(self.config, "dtype", None) or torch.float32
         dtype = stated if self.source.dtype == "auto" else getattr(torch, self.source.dtype)
         device = self.source.torch_device if self.source.device_map is None else None
-        require_room(self.form, partial(model_skeleton, self.source), dtype, device, self.source.name)
+        skeleton = partial(model_skeleton, self.source)
+        require_room(self.form, skeleton, dtype, device, self.source.name, in_float32=in_float32)
 
     def with_fetched_files(self) -> _Asked:
         """Look again at the form where the weight files of a hub model were not there before it was loaded."""

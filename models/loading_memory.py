@@ -20,11 +20,25 @@ _PACKED = {"U8": 2, "I8": 2, "I32": 8, "U32": 8}
 
 
 class ModelTooLargeError(CheckpointError):
-    """A model that does not fit into the memory that is free."""
+    """A model that does not fit into the memory that is free.
+
+    Attributes:
+        sizes: what it needs and what is free, in words.
+    """
+
+    def __init__(self, message: str, sizes: str) -> None:
+        super().__init__(message)
+        self.sizes = sizes
 
 
 def require_room(
-    form: PublishedForm, skeleton: Callable[[], nn.Module], dtype: torch.dtype, device: torch.device | None, name: str
+    form: PublishedForm,
+    skeleton: Callable[[], nn.Module],
+    dtype: torch.dtype,
+    device: torch.device | None,
+    name: str,
+    *,
+    in_float32: bool = False,
 ) -> None:
     """Refuse a model whose weights do not fit.
 
@@ -34,6 +48,7 @@ def require_room(
     Args:
         device: the one that the model is loaded onto; None spreads it over all accelerators and the CPU.
         skeleton: makes the model on the meta device; called only where the stored bytes leave it open.
+        in_float32: the same weights will take the place of the loaded ones in float32, which none is mapped in.
 
     Raises:
         ModelTooLargeError: with what it needs and what is free.
@@ -43,18 +58,25 @@ def require_room(
     host = available_bytes(torch.device("cpu"))
     spread = accelerator_bytes() if device is None else 0
     free = host if device is None or device.type == "cpu" else min(host, available_bytes(device))
-    if _at_most(form) * dtype.itemsize <= free:
+    itemsize = torch.float32.itemsize if in_float32 else dtype.itemsize
+    if _at_most(form) * itemsize <= free:
         return
     model = skeleton()
-    needs = [(_converted(model, form, dtype) - spread, host, torch.device("cpu"))]
+    every_weight = sum(p.numel() for p in model.parameters()) * itemsize
+    on_host = _converted(model, form, dtype)
+    if in_float32 and (device is None or device.type == "cpu"):
+        on_host = every_weight
+    needs = [(on_host - spread, host, torch.device("cpu"))]
     if device is not None and device.type != "cpu":
-        needs.append((sum(p.numel() for p in model.parameters()) * dtype.itemsize, available_bytes(device), device))
+        needs.append((every_weight, available_bytes(device), device))
     for need, room, where in needs:
         if need > room:
+            sizes = f"{_gb(need)} of memory on {where}{' in float32' if in_float32 else ''}, and {_gb(room)} is free"
             raise ModelTooLargeError(
-                f"{name} ({form}, {_gb(form.bytes_on_disk)} on disk) needs {_gb(need)} of memory on {where}, and "
-                f"{_gb(room)} is free, a container's limit included. Capture with --stream-weights, which holds "
-                f"two layers at a time{_streamed(model, form, dtype)}; or spread the model over accelerators (--device-map auto)."
+                f"{name} ({form}, {_gb(form.bytes_on_disk)} on disk) needs {sizes}, a container's limit included. Capture with "
+                f"--stream-weights, which holds two layers at a time{_streamed(model, form, dtype)}; or spread the model over "
+                "accelerators (--device-map auto).",
+                f"it needs {sizes}",
             )
 
 

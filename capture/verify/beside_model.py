@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -21,13 +21,12 @@ from .chosen import ChosenSample, chosen_places, read_chosen
 from .comparison import Comparison
 from .declared import Declaration
 from .plain_forward import NoReferenceError, PlainForward
-from .prediction import in_words, is_whole, judge_predictions, model_head, predict, predicting_tap
-from .reference_model import reference_model
+from .prediction import in_words, is_whole, judge_predictions, predict, predicting_tap
+from .reference_model import HALF, ReferenceModel, reference_model
 from .report import TapAgreement
 from .verdict import merged
 from .vocabulary import known_ids, vocabulary_of, vocabulary_of_model
 
-HALF = ("bfloat16", "float16")
 # So many are judged together, and held in memory meanwhile: a repair looks at one of every shard.
 SAMPLES_AT_ONCE = 16
 
@@ -78,7 +77,7 @@ def beside_model(
     else:
         progress.started(Work("comparing with the model", len(places)))
         known = known_ids(chosen, vocabulary_of_model(reference.loaded.model), strange)
-        found = _compared(known, declarations, reference.loaded, head, folder, progress)
+        found = _compared(known, declarations, reference, reference.loaded, head, folder, progress)
     notes = (*found.notes, *_images_note(with_images))
     return replace(
         found,
@@ -106,6 +105,7 @@ def _images_note(with_images: list[ChosenSample]) -> tuple[str, ...]:
 def _compared(
     chosen: Iterator[ChosenSample],
     declarations: dict[Path, Declaration],
+    reference: ReferenceModel,
     loaded: LoadedModel,
     head: Head | None,
     folder: OutputFolder,
@@ -116,21 +116,23 @@ def _compared(
         return BesideModel()
     chosen = chain([first], chosen)
     declaration = declarations[first.name.path]
-    count = 0
+    count, forwards = 0, reference.forwards(loaded)
+
+    def advanced(sample: ChosenSample) -> None:
+        progress.advanced(Done(1, len(sample.input_ids)))
+
     with _threads(declaration.threads):
         try:
-            plain = _plain_forward(loaded, declaration, first)
+            plain = PlainForward(loaded.model, declaration.layers_path, declaration.n)
+            half = declaration.dtype in HALF
+            comparison = Comparison(loaded.model, plain, forwards, head, declarations, half, advanced)
+            for some in _together(chosen, forwards.tokens_at_once):
+                comparison.add(some)
+                comparison.decide()
+                count += len(some)
         except NoReferenceError as error:
             return BesideModel((_finding(folder.path, f"not compared with the model: {error}", "error"),))
-        half = declaration.dtype in HALF
-        comparison = Comparison(plain, model_head(plain.norm, loaded.model), head, declarations, half)
-        while some := list(islice(chosen, SAMPLES_AT_ONCE)):
-            for sample in some:
-                comparison.add(sample)
-                progress.advanced(Done(1, len(sample.input_ids)))
-            comparison.decide(loaded.model)
-            count += len(some)
-    source = f"{plain.source}, computed in {declaration.dtype}"
+    source = f"{plain.source}, computed in {declaration.dtype}, {forwards.told}"
     return BesideModel(
         tuple(merged(comparison.verdicts)), _not_shown(declaration), comparison.agreement(), count, source
     )
@@ -145,13 +147,16 @@ def _not_shown(declaration: Declaration) -> tuple[str, ...]:
     )
 
 
-def _plain_forward(loaded: LoadedModel, declaration: Declaration, sample: ChosenSample) -> PlainForward:
-    plain = PlainForward(loaded.model, declaration.layers_path, sample.input_ids)
-    if plain.n != declaration.n:
-        raise NoReferenceError(
-            f"it has {plain.n} decoder layers and the headers say {declaration.n}: it is another model."
-        )
-    return plain
+def _together(chosen: Iterable[ChosenSample], tokens: int) -> Iterator[list[ChosenSample]]:
+    """Yield lists of at most `SAMPLES_AT_ONCE` samples, of `tokens` together where they are more than one."""
+    some: list[ChosenSample] = []
+    for sample in chosen:
+        if len(some) == SAMPLES_AT_ONCE or (some and sum(len(s.input_ids) for s in [*some, sample]) > tokens):
+            yield some
+            some = []
+        some.append(sample)
+    if some:
+        yield some
 
 
 def _head_alone(

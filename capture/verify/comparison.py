@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ...models.head import Head
 from .chosen import ChosenSample
 from .declared import Declaration, DeclaredTap, State
-from .float32 import in_float32
+from .forwards import InMemory, Lockstep
 from .plain_forward import PlainForward, PlainStates
-from .prediction import against_logits, is_whole, predicting_tap
+from .prediction import against_logits, is_whole, model_head, predicting_tap
 from .report import TapAgreement
 from .rounding import allowed_error
 from .values import ComparedTap, compare, judge_bits, judge_float32, judge_half
@@ -30,22 +30,36 @@ _installed = cache(version)  # parses a file on each call: half the time of veri
 class Comparison:
     """`add` some samples, then `decide` what waits for float32, and so on; `verdicts` grows with both.
 
-    own_head, stored_head: the model's, and the one of the folder. half: whether the run computed in half precision.
+    forwards: runs those of `plain`, whose model is `model`. stored_head: the one of the folder. half: whether the run computed
+    in half precision. compared: called after each sample.
     """
 
+    model: nn.Module
     plain: PlainForward
-    own_head: Head
+    forwards: InMemory | Lockstep
     stored_head: Head | None
     declarations: Mapping[Path, Declaration]
     half: bool
+    compared: Callable[[ChosenSample], None]
     verdicts: list[Verdict] = field(default_factory=list)
     _undecided: list[ComparedTap] = field(default_factory=list)
     _errors: dict[tuple[str, State], list[Tensor]] = field(default_factory=dict)
     _differing: dict[tuple[str, State], int] = field(default_factory=dict)
     _allowed: dict[tuple[str, State], str] = field(default_factory=dict)
 
-    def add(self, sample: ChosenSample) -> None:
-        """Compare every tap of a sample with a plain forward, and the head's tokens with the model's."""
+    @property
+    def own_head(self) -> Head:
+        """Return the head of the model."""
+        return model_head(self.plain.norm, self.model)
+
+    def add(self, samples: Sequence[ChosenSample]) -> None:
+        """Compare every tap of each sample with a plain forward, and the head's tokens with the model's."""
+        calls: list[Callable[[], None]] = [partial(self._add, sample) for sample in samples]
+        if self.plain.source is None:
+            calls.insert(0, partial(self.plain.probe, samples[0].input_ids))
+        self.forwards(calls)
+
+    def _add(self, sample: ChosenSample) -> None:
         taps = self.declarations[sample.name.path].comparable_taps
         shown = self.plain(sample.input_ids)
         compared, verdicts = compare(sample, taps, shown.states, half=self.half)
@@ -54,12 +68,13 @@ class Comparison:
             self._count(one)
             self._judge(one)
         self._predict(sample, taps, shown)
+        self.compared(sample)
 
-    def decide(self, model: nn.Module) -> None:
+    def decide(self) -> None:
         """Judge what may be rounding of half precision, beside forwards of the same weights in float32."""
         if self._undecided:
-            with in_float32(model):
-                self.verdicts += judge_half(self._undecided, self.plain, bits_due=self._bits_due)
+            with self.forwards.in_float32():
+                self.verdicts += judge_half(self._undecided, self.plain, self.forwards, bits_due=self._bits_due)
             self._undecided.clear()
 
     def agreement(self) -> tuple[TapAgreement, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,14 +21,18 @@ def find_final_norm(model: nn.Module, forward: Callable[[], Any]) -> tuple[str, 
     """Path and module of the norm that makes the last of ``hidden_states``, or that takes it in where that one is raw.
 
     A norm is a module whose parameters have one dimension at most (a decoder layer has matrices) and whose output has its
-    input's shape. forward: a short one; every candidate's input and output are kept.
+    input's shape. forward: a short one; every candidate's input and output are kept. Forwards of other threads are not seen.
     """
     calls: list[_Call] = []
+    mine = threading.get_ident()
 
     def note(path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             # What enters is compared after the call: a module that changes it in place is no norm we could read.
-            if args and isinstance(args[0], Tensor) and isinstance(output, Tensor) and args[0].shape == output.shape:
+            alike = (
+                args and isinstance(args[0], Tensor) and isinstance(output, Tensor) and args[0].shape == output.shape
+            )
+            if alike and threading.get_ident() == mine:
                 calls.append(_Call(path, module, args[0].clone(), output.clone()))
 
         return hook
@@ -39,6 +44,11 @@ def find_final_norm(model: nn.Module, forward: Callable[[], Any]) -> tuple[str, 
         for handle in handles:
             handle.remove()
     return _final(calls, states[-1]) if states else None
+
+
+def like_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of `model` that may be its final norm."""
+    return [module for module in model.modules() if _like_a_norm(module)]
 
 
 def _like_a_norm(module: nn.Module) -> bool:

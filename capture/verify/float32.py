@@ -14,10 +14,14 @@ from torch import nn
 def in_float32(model: nn.Module) -> Iterator[None]:
     """Weights and buffers of half precision are float32 inside the block, and what they were after it: both ways exact.
 
-    Takes twice the memory of the weights in place of a second model beside the first.
+    Takes twice the memory of the weights in place of a second model beside the first. Those on the meta device stay.
     """
     narrow = (torch.bfloat16, torch.float16)
-    before = [(tensor, tensor.dtype) for tensor in chain(model.parameters(), model.buffers()) if tensor.dtype in narrow]
+    before = [
+        (tensor, tensor.dtype)
+        for tensor in chain(model.parameters(), model.buffers())
+        if tensor.dtype in narrow and tensor.device.type != "meta"
+    ]
     try:
         for tensor, _ in before:
             tensor.data = tensor.data.float()

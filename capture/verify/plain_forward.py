@@ -9,9 +9,11 @@ layers is used instead, and `source` says so. The taps read what *leaves* the la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from ...models.call import input_device, without_cache
 from ...models.errors import RunError
 from .declared import State
-from .final_norm import find_final_norm
+from .final_norm import find_final_norm, like_norms
 
 PROBE_TOKENS = 8
 
@@ -43,39 +45,58 @@ class PlainStates:
 class PlainForward:
     """Runs single samples through `model`.
 
+    Forwards in several threads may be under way at once, each paused while another computes. `probe` comes first, or ahead of
+    the others in every layer.
+
     Attributes:
         n: number of decoder layers.
         norm: the final norm, None where none was found.
-        source: what the states are taken from, in words.
+        source: what the states are taken from, in words; None before `probe`.
     """
 
-    def __init__(self, model: Any, layers_path: str | None, input_ids: Tensor) -> None:
-        """Try `input_ids` (S,), a few of them, to see what the model shows.
+    def __init__(self, model: Any, layers_path: str | None, n: int) -> None:
+        """layers_path: where the header says that the n decoder layers are; None leaves ``hidden_states`` unchecked.
 
-        layers_path: where the header says that the decoder layers are; None leaves ``hidden_states`` unchecked.
         Raises NoReferenceError.
         """
-        self._model, self._device = model, input_device(model)
-        self._layers = _children(model, layers_path)
-        ids = input_ids[:PROBE_TOKENS]
-        with torch.inference_mode(), _entering(self._layers) as entered:
-            found = find_final_norm(model, lambda: self._call(ids))
-            shown = _hidden_states(self._call(ids))
+        self._model, self._device, self.n = model, input_device(model), n
+        self._layers_path, self._layers = layers_path, _children(model, layers_path)
+        self.norm: nn.Module | None = None
+        self.source: str | None = None
+        self._by_layers = bool(self._layers)
+        if self._layers:
+            self._require_n(len(self._layers))
+
+    @torch.inference_mode()
+    def probe(self, input_ids: Tensor) -> None:
+        """Try `input_ids` (S,), a few of them, to see what the model shows; raises NoReferenceError."""
+        outputs: list[Any] = []
+
+        def forward() -> Any:
+            outputs.append(self._call(input_ids[:PROBE_TOKENS]))
+            return outputs[0]
+
+        with _entering(self._layers) as entered:
+            found = find_final_norm(self._model, forward)
+        shown = _hidden_states(outputs[0])
+        if not self._layers:
+            self._require_n(len(shown) - 1)
         self.norm = found[1] if found else None
-        self.n = len(self._layers) or len(shown) - 1
         self._by_layers = bool(self._layers) and not _agree(shown, entered, self.n)
         if not self._by_layers and len(shown) != self.n + 1:
             raise NoReferenceError(
-                f"{type(model).__name__} shows {len(shown)} hidden states, {self.n + 1} were expected."
+                f"{type(self._model).__name__} shows {len(shown)} hidden states, {self.n + 1} were expected."
             )
-        self.source = self._words(found[0] if found else None, layers_path)
+        self.source = self._words(found[0] if found else None, self._layers_path)
 
     @torch.inference_mode()
     def __call__(self, input_ids: Tensor) -> PlainStates:
         """input_ids: (S,)"""
+        # A probe that is under way tells the norm before this forward is there.
+        norms = like_norms(self._model) if self.source is None else [self.norm] if self.norm else []
         with ExitStack() as stack:
             entered = stack.enter_context(_entering(self._layers if self._by_layers else []))
-            normed = stack.enter_context(_around(self.norm))
+            normed = stack.enter_context(_around(norms, lambda module: module is self.norm))
             output = self._call(input_ids)
         before_last = entered if self._by_layers else dict(enumerate(_hidden_states(output)[: self.n]))
         shown = {State(k): state for k, state in before_last.items()}
@@ -85,6 +106,10 @@ class PlainForward:
             {name: state[0] for name, state in shown.items() if state.ndim == 3 and state.shape[1] == len(input_ids)},
             logits[0] if isinstance(logits, Tensor) else None,
         )
+
+    def _require_n(self, found: int) -> None:
+        if found != self.n:
+            raise NoReferenceError(f"it has {found} decoder layers and the headers say {self.n}: it is another model.")
 
     def _call(self, ids: Tensor) -> Any:
         batch = ids[None].to(self._device, torch.int64)
@@ -126,13 +151,15 @@ def _agree(shown: tuple[Tensor, ...], entered: Mapping[int, Tensor], n: int) -> 
 
 @contextmanager
 def _entering(layers: list[nn.Module]) -> Iterator[dict[int, Tensor]]:
-    """Yield the (1, S, H) tensor that enters each layer, by its place, filled by each forward in the block."""
+    """Yield the (1, S, H) tensor that enters each layer, by its place, filled by each forward of this thread in the block."""
     entered: dict[int, Tensor] = {}
+    mine = threading.get_ident()
 
     def note(k: int) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # A forward that is paused where it enters the layer calls the hooks of one that ended meanwhile, without kwargs.
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})) -> None:
             state = args[0] if args else kwargs.get("hidden_states")
-            if isinstance(state, Tensor):
+            if isinstance(state, Tensor) and threading.get_ident() == mine:
                 entered[k] = state.clone()
 
         return hook
@@ -146,16 +173,26 @@ def _entering(layers: list[nn.Module]) -> Iterator[dict[int, Tensor]]:
 
 
 @contextmanager
-def _around(norm: nn.Module | None) -> Iterator[dict[bool, Tensor]]:
-    """Return the states that enter (False) and leave (True) the norm."""
+def _around(norms: Sequence[nn.Module], is_it: Callable[[nn.Module], bool]) -> Iterator[dict[bool, Tensor]]:
+    """Yield the states that enter (False) and leave (True) the norm, filled by each forward of this thread in the block.
+
+    norms: the modules that may be it; is_it: which one is, asked where a forward enters it.
+    """
     seen: dict[bool, Tensor] = {}
-    if norm is None:
-        yield seen
-        return
-    entering = norm.register_forward_pre_hook(lambda _, args: seen.update({False: args[0].clone()}))
-    leaving = norm.register_forward_hook(lambda _, __, output: seen.update({True: output}))
+    mine = threading.get_ident()
+
+    def entering(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if threading.get_ident() == mine and is_it(module):
+            seen[False] = args[0].clone()
+
+    def leaving(module: nn.Module, _args: Any, output: Any) -> None:
+        if threading.get_ident() == mine and is_it(module):
+            seen[True] = output
+
+    handles = [norm.register_forward_pre_hook(entering) for norm in norms]
+    handles += [norm.register_forward_hook(leaving) for norm in norms]
     try:
         yield seen
     finally:
-        entering.remove()
-        leaving.remove()
+        for handle in handles:
+            handle.remove()

@@ -11,12 +11,16 @@ from transformers.utils import cached_file
 
 from ...models.checkpoint import CheckpointError
 from ...models.loaded_model import LoadedModel
-from ...models.loading import load_model
+from ...models.loading import load_mapped_layers, load_model
+from ...models.loading_memory import ModelTooLargeError
+from ...models.mapped_layers import MappedLayers
 from ...models.model_source import ModelLoadError, ModelSource
 from ...models.peft_adapter import CONFIG_FILE, NO_ADAPTER
 from .declared import Declaration
+from .forwards import InMemory, Lockstep
 
 NO_MODEL = "none"
+HALF = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,19 @@ class ReferenceModel:
         loaded: None where nothing is compared.
         differences: how it differs from the captured one, in words; [] where config and weights are the same.
         note: why nothing is compared.
+        layers: those of a model that does not fit in memory, which `loaded` is without; None where it does.
+        too_large: why they are apart, in words.
     """
 
     loaded: LoadedModel | None
     differences: tuple[str, ...] = ()
     note: str | None = None
+    layers: MappedLayers | None = None
+    too_large: str = ""
+
+    def forwards(self, loaded: LoadedModel) -> InMemory | Lockstep:
+        """Return what runs forwards of `loaded`."""
+        return InMemory(loaded) if self.layers is None else Lockstep(loaded, self.layers, self.too_large)
 
 
 def reference_model(
@@ -39,7 +51,8 @@ def reference_model(
 ) -> ReferenceModel:
     """Load `model`, or the one that the header names where that is on this machine and still the same.
 
-    It computes as the captured one did (dtype, attention) where `model` leaves that open. `"none"` loads nothing.
+    It computes as the captured one did (dtype, attention) where `model` leaves that open. `"none"` loads nothing. Of a model
+    that does not fit in memory, the layers stay on disk.
     trust_remote_code: whether code that comes with the model may run, where `model` is no `ModelSource` that says so.
     Raises ModelLoadError or CheckpointError for a `model` that cannot be loaded.
     """
@@ -49,8 +62,8 @@ def reference_model(
         source = (
             model if isinstance(model, ModelSource) else ModelSource(str(model), trust_remote_code=trust_remote_code)
         )
-        loaded = load_model(_computing_alike(source, declaration))
-        return ReferenceModel(loaded, _differences(loaded, declaration.model))
+        found = _loaded(_computing_alike(source, declaration), declaration)
+        return replace(found, differences=_differences(found.loaded, declaration.model) if found.loaded else ())
     name = declaration.model.get("id")
     if not name:
         return ReferenceModel(None, note="the headers name no model")
@@ -65,18 +78,34 @@ def _declared_model(source: ModelSource, declaration: Declaration) -> ReferenceM
     if adapter not in (None, NO_ADAPTER) and not _has(str(adapter), None, CONFIG_FILE):
         return ReferenceModel(None, note=f"its adapter {adapter} is not on this machine")
     try:
-        loaded = load_model(_computing_alike(source, declaration))
+        found = _loaded(_computing_alike(source, declaration), declaration)
     except (ModelLoadError, CheckpointError) as error:
         # It is here and should be comparable: that it is not is a finding, and not the caller's choice.
         return ReferenceModel(
             None, (f"the captured model cannot be loaded to compare with it: {error}",), "it cannot be loaded"
         )
-    differences = _differences(loaded, declaration.model)
+    differences = _differences(found.loaded, declaration.model) if found.loaded else ()
     if differences:
         return ReferenceModel(
             None, differences, f"{source.name} is not what was captured; name the right one with --model"
         )
-    return ReferenceModel(loaded)
+    return found
+
+
+def _loaded(source: ModelSource, declaration: Declaration) -> ReferenceModel:
+    """Return the model, its layers apart where it does not fit in memory.
+
+    Rows of half precision may be judged beside the weights in float32, which must fit too; layers of a model that is spread over
+    devices or has an adapter cannot be apart.
+    """
+    can_be_apart = source.device_map is None and source.peft in (None, NO_ADAPTER)
+    try:
+        return ReferenceModel(load_model(source, in_float32=declaration.dtype in HALF and can_be_apart))
+    except ModelTooLargeError as too_large:
+        if declaration.layers_path is None:  # a folder whose headers do not name the layers
+            raise
+        loaded, layers = load_mapped_layers(source, declaration.layers_path)
+        return ReferenceModel(loaded, layers=layers, too_large=too_large.sizes)
 
 
 def _is_here(source: ModelSource) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from .chosen import ChosenSample, SampleName
 from .declared import DeclaredTap, State
+from .forwards import InMemory, Lockstep
 from .matching import Match, closest_other, differing_rows, is_better, match_of, row_errors
 from .plain_forward import PlainForward
 from .rounding import FLOAT32_LIMIT, NARROWED_LIMIT, exceeds_rounding, lost_rows
@@ -88,17 +90,24 @@ def judge_float32(compared: ComparedTap, *, bits_due: bool) -> Verdict | None:
 
 
 def judge_half(
-    open_taps: Iterable[ComparedTap], in_float32: PlainForward, *, bits_due: Callable[[ComparedTap], bool]
+    open_taps: Iterable[ComparedTap],
+    in_float32: PlainForward,
+    forwards: InMemory | Lockstep,
+    *,
+    bits_due: Callable[[ComparedTap], bool],
 ) -> list[Verdict]:
     """Judge rows of half precision that differ from a single forward and have no better match."""
     verdicts: list[Verdict] = []
     by_tap: dict[DeclaredTap, list[tuple[ComparedTap, Tensor, Tensor]]] = {}
-    for sample_taps in _by_sample(open_taps):
+
+    def against_truth(sample_taps: Sequence[ComparedTap]) -> None:
         states = in_float32(sample_taps[0].sample.input_ids).states
         for compared in sample_taps:
             truth = states[compared.tap.state].float().cpu()
             errors = row_errors(compared.stored, truth), row_errors(compared.single, truth)
             by_tap.setdefault(compared.tap, []).append((compared, *errors))
+
+    forwards([partial(against_truth, sample_taps) for sample_taps in _by_sample(open_taps)])
     for group in by_tap.values():
         found = [
             verdict for compared, stored, single in group if (verdict := _beyond_rounding(compared, stored, single))
