@@ -86,7 +86,7 @@ class NextInput(Adapter):
     """Boundary k < n is what layer k takes in: after whatever the model does between its layers."""
 
     name = "next_input"
-    about = "what the next layer takes in, after anything that the model does between its layers"
+    about = "the input of the next layer, after anything that the model computes between its layers"
 
     def site(self, boundary: int) -> Site:
         return input_site(self.layers, self.layers_path, boundary)
@@ -156,7 +156,7 @@ class HyperConnectionStreams(_Streams):
 
 class HyperConnectionMean(_Streams):
     name = "hyper_connections.mean"
-    about = "the mean over the residual streams, which is what SGLang, vLLM and Automodel give to drafters"
+    about = "the mean over the residual streams, which SGLang, vLLM and Automodel pass to draft models"
 
     def reduced(self, streams: Tensor) -> Tensor:
         return streams.mean(2)

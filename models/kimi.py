@@ -23,7 +23,7 @@ class AttentionResidualPrefix(Adapter):
     """The running sum of the block that a layer belongs to; it starts anew with each block."""
 
     name = "attention_residuals.prefix"
-    about = "the running sum of the layer's block (vLLM's default, EAGLE-3.1, Automodel)"
+    about = "the running sum of the layer's block of layers (vLLM's default, EAGLE-3.1, Automodel)"
 
     @classmethod
     def suits(cls, layers: Sequence[nn.Module]) -> bool:
@@ -40,7 +40,7 @@ class AttentionResidualMixture(Adapter):
     """
 
     name = "attention_residuals.mixture"
-    about = "the mixture of completed blocks and running sum that the next layer's norm takes in (SGLang's DSpark)"
+    about = "the mixture of completed blocks and running sum that enters the next layer's norm (SGLang's DSpark)"
 
     @classmethod
     def suits(cls, layers: Sequence[nn.Module]) -> bool:

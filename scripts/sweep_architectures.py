@@ -208,21 +208,26 @@ def page(causal: list[Row], image_text: list[Row]) -> str:
         "",
         f"Written by `python scripts/sweep_architectures.py --write`; transformers {transformers.__version__}.",
         "",
-        f"A tiny random model of each of the {len(causal)} model types that transformers maps to a causal LM, and of the "
-        f"{len(image_text)} further image-text models (used with text alone), is run once while every module is recorded. "
-        "Layers and norm are told from that record by value. Then each boundary, pre-norm and post-norm are tapped and "
-        "compared with it bit for bit.",
+        f"The sweep builds a tiny random model of each of the {len(causal)} model types that transformers maps to a causal LM, "
+        f"and of {len(image_text)} further image-text models, which get text only. It runs each model once and records the "
+        "inputs and outputs of every module. It identifies the decoder layers and the final norm by comparing the recorded "
+        "values: a layer's output is the next layer's input. Then it taps every boundary, the pre-norm state and the "
+        "post-norm state, and compares them with the record bit for bit.",
         "",
         f"- Layers found: **{found}** of {len(causal)}. Exact without an adapter: **{exact}**. Wrong: "
         f"**{sum(row.result == 'wrong' for row in causal + image_text)}**.",
-        "- *exact*: every boundary has the recorded bits. *exact where it runs*: so has every boundary of a layer that runs on "
-        "text; taps on the others are refused by name. *exact through an adapter*: the adapters named are exact. *refused*: "
-        "attaching raises an error that says this. *not built*: the tiny model could not be made here.",
-        "- *norm*: the module between the last layer and the head that pre-norm enters and post-norm leaves; *none* where the "
-        "model has none, and asking for norm states is refused.",
-        "- *streamed*: the model is saved and its rows with `--stream-weights` are compared with rows of the saved model in "
-        "memory, bit for bit: samples one by one and in one batch, at every layer that is exact. *equal*: they have the same "
-        "bits. *refused*: an error says why. *cannot run*: nor does the saved model in memory. Of the causal LMs: "
+        "- *exact*: every tapped boundary equals the recorded one; *read by A, chosen by structure*: hiddentap takes adapter A "
+        "by itself, because the layers allow no other reading. *exact where it runs*: some layers do not run on text; taps "
+        "on these are refused with an error that names them, and every other boundary is exact. *exact through an adapter*: "
+        "the model needs an adapter, and those listed are exact. *refused*: attaching the taps raises the error that is "
+        "quoted. *not built*: the tiny model could not be built on the machine of the sweep. *not measured*: the model took "
+        f"more than {SECONDS_EACH} s.",
+        "- *norm*: the final norm, between the last decoder layer and the LM head. Its input is the pre-norm state, its output "
+        "the post-norm state. *none*: the model has no final norm, and a request for either state is refused.",
+        "- *streamed*: the saved model runs once with `--stream-weights` and once in memory, samples one by one and in one "
+        "batch. The rows of all layers that can be tapped exactly are compared bit for bit. *equal*: all bits agree. "
+        "*refused*: `--stream-weights` raises an error for this model. *cannot run*: the saved model gives no rows in memory "
+        "either. Of the causal LMs: "
         f"{', '.join(f'{kind} {count}' for kind, count in kinds.most_common())}.",
         "",
         *_adapters(),
@@ -237,7 +242,8 @@ def _adapters() -> list[str]:
     lines = [
         "## Adapters",
         "",
-        'Named by `tap(..., adapter="...")` or `--adapter`.',
+        "An adapter selects which tensor of a layer is its hidden state, if there is more than one candidate. Choose one with "
+        '`tap(..., adapter="...")` or `--adapter`.',
         "",
         "| adapter | reads |",
         "| --- | --- |",

@@ -9,7 +9,7 @@ import torch
 
 from .draws import Draw
 from .families import Family
-from .verdicts import Verdict, judge, reason
+from .verdicts import CACHED_BOUND, FLOAT32_BOUND, MOST_ROUNDING, ROUNDINGS, Verdict, judge, reason
 from .ways import WAYS
 
 LENGTHS = (9, 14, 6)
@@ -20,16 +20,27 @@ SHOWN = {
     "cached steps": WAYS["tap alone dynamic cache"],
     "static cache": WAYS["tap alone static cache"],
 }
+
+
+def _short(bound: float) -> str:
+    """A power of ten as `1e-5`."""
+    return f"{bound:.0e}".replace("e-0", "e-")
+
+
 WORDS = [
-    f"Samples of {', '.join(map(str, LENGTHS))} tokens through `tap`, at the last two layers of each model above that needs "
-    "no adapter:",
+    f"Each model above that needs no adapter runs three samples ({', '.join(map(str, LENGTHS))} tokens, float32) through `tap`, "
+    "at its last two layers, in five ways. The rows are compared with those of plain forwards of single samples.",
     "",
-    "- *alone*: one at a time. *padded right*: told by `lengths`. *padded left*: told by an attention mask.",
-    "- *cached steps*: each sample in several calls on the model's own cache. *static cache*: on a `StaticCache`.",
-    "- *equal*: the bits of a plain forward of each sample where it runs alone, within 1e-5 of each row's norm otherwise.",
-    "- *refused*: an error says why. *cannot run*: the model itself raises an error.",
+    "- *alone*: one sample per forward. *padded right*: one batch, padding given by `lengths`. *padded left*: one batch, "
+    "padding given by an attention mask.",
+    "- *cached steps*: each sample alone, in several calls with the model's own KV cache. *static cache*: the same with a "
+    "`StaticCache`.",
+    f"- *equal*: *alone*, bit for bit; padded, each row within {_short(FLOAT32_BOUND)} of its norm; with a cache, within "
+    f"{_short(CACHED_BOUND)}. A difference above this bound and below {_short(MOST_ROUNDING)} also counts as equal if "
+    f"it is at most {ROUNDINGS:.0f} times the effect of rounding every weight.",
+    "- *refused*: hiddentap raises an error that gives the reason. *cannot run*: the model itself raises an error.",
     "",
-    "Models that are equal in every way are not listed.",
+    "Models that are equal in all five ways are not listed.",
 ]  # fmt: skip
 
 
