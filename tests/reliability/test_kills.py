@@ -14,7 +14,6 @@ import pytest
 
 from hiddentap import CapturedDataset
 from support.fork_server import ForkServer
-from support.long_tests import takes_many_minutes
 from support.model_folder import chat, write_rows
 from support.run_places import STAGES, Place
 
@@ -27,9 +26,9 @@ ROWS[70] = chat("q", "a" * (POISONED - MARKS - 1), id="poisoned")
 BAD_LINE = 31
 
 
-def data(folder: Path) -> Path:
+def data(folder: Path, chats: int = len(ROWS)) -> Path:
     """150 chats: one holds a sample whose rows go bad in the forward, and one line between them is no JSON."""
-    path = write_rows(folder / "rows.jsonl", ROWS)
+    path = write_rows(folder / "rows.jsonl", ROWS[:chats])
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[: BAD_LINE - 1], "{bad\n", *lines[BAD_LINE - 1 :]]))
     return path
@@ -49,10 +48,18 @@ def sealed(out: Path) -> dict[Path, tuple[int, int]]:
 class Killed:
     """Runs that are killed, each in a new folder, and what comes of resuming them."""
 
-    def __init__(self, server: ForkServer, llama: Path, folder: Path, *options: object) -> None:
+    def __init__(
+        self,
+        server: ForkServer,
+        llama: Path,
+        folder: Path,
+        *options: object,
+        chats: int = len(ROWS),
+        shard_rows: int = 2500,
+    ) -> None:
         self._server, self._folder, self._runs = server, folder, 0
-        self._command = ("capture", "--model", llama, "--data", data(folder), "--layer-ids", "0,2", "--exact")
-        self._command += ("--shard-rows", 2500, *options)
+        self._command = ("capture", "--model", llama, "--data", data(folder, chats), "--layer-ids", "0,2", "--exact")
+        self._command += ("--shard-rows", shard_rows, *options)
         self.hits: Counter[str] = Counter()
         self.seconds = self._whole_run()
 
@@ -124,12 +131,12 @@ def test_twenty_kills_over_the_whole_run_lose_nothing_and_repeat_nothing(
     assert set(killed.hits) == set(STAGES)
 
 
-@takes_many_minutes
 @pytest.mark.slow
 def test_twenty_kills_of_a_run_with_streamed_weights_lose_nothing_and_repeat_nothing(
     server: ForkServer, llama: Path, tmp_path: Path
 ) -> None:
-    killed = Killed(server, llama, tmp_path, "--stream-weights", "--block-tokens", 4000)
+    options = ("--stream-weights", "--block-tokens", 2000)  # three blocks of two shards
+    killed = Killed(server, llama, tmp_path, *options, chats=75, shard_rows=1000)
     instants = Random(0)
     for _ in range(INSTANTS):
         while not killed.kill_after(instants.random()):
