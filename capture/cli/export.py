@@ -49,7 +49,7 @@ MODEL = OptionGroup(
             help="Folder with the model's final norm, lm_head and embeddings.  [default: OUT/head]",
         ),
         option("--trust-remote-code", is_flag=True, help="Run code that comes with the model, to build its norm."),
-        option("--target-model", metavar="M", help="Name of the model in the files.  [default: as captured]"),
+        option("--target-model", metavar="M", help="Model name to write into the exported files.  [default: as captured]"),
         option(
             "--target-vocab-size", type=click.IntRange(1), metavar="V", help="Vocabulary size; needed if there is no head."
         ),

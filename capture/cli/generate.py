@@ -24,9 +24,9 @@ TURNS = OptionGroup(
     (
         option(
             "--turns", type=choice(Turns), default="last", show_default=True,
-            help="Assistant turns to generate: the last one, or all, each after the new ones before it.",
+            help="Assistant turns to generate; all: in order, each after the new versions of the earlier ones.",
         ),
-        option("--drop-truncated", is_flag=True, help="Reject samples with an answer that ended by length."),
+        option("--drop-truncated", is_flag=True, help="Reject samples in which the length limit cut an answer off."),
     ),
 )  # fmt: skip
 ENGINE = OptionGroup(
@@ -34,7 +34,7 @@ ENGINE = OptionGroup(
     (
         option(
             "--engine", type=click.Choice([name for name, entry in ENGINES.items() if entry.answers]), default="hf",
-            show_default=True, help="Engine that generates; the rows of vllm come from a capture of its answers by hf.",
+            show_default=True, help="Engine that generates the answers; vllm: hf then captures their rows.",
         ),
         ENGINE_OPTION,
     ),
@@ -89,7 +89,7 @@ RECORDED = OptionGroup(
     (
         option(
             "--sampling-mask", "return_sampling_mask", is_flag=True,
-            help="Store the support of each token (its sampling mask) and its log-probability in it.",
+            help="Store each token's sampling mask (the token ids that it was sampled from) and its log-probability among them.",
         ),
         option("--logprobs", "return_logprob", is_flag=True, help="Store each token's log-probability under the model."),
         option(
@@ -110,7 +110,7 @@ STEPS = OptionGroup(
         ),
         option(
             "--sampling-mask-max-tokens", type=click.IntRange(1), default=4096, show_default=True,
-            help="Abort a request whose sampling mask is larger.",
+            help="Abort a request if a sampling mask has more token ids than this.",
         ),
     ),
 )  # fmt: skip

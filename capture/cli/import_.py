@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model.")
 @click.option("--n", type=click.IntRange(1), metavar="N", help="Number of decoder layers, without --model.")
 @click.option(
-    "--layer-ids", "ids", metavar="I,J,...", help="Layers that DIR claims to hold.  [default: as recorded in DIR]"
+    "--layer-ids", "ids", metavar="I,J,...", help="Layer ids of the states in DIR.  [default: as recorded in DIR]"
 )
 @click.option(
     "--convention",

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="OUT")
 @click.option(
-    "--sample", "sample_id", metavar="ID", help="Show this sample: text, and tokens with loss mask and norms."
+    "--sample",
+    "sample_id",
+    metavar="ID",
+    help="Show this sample: its text, and each token with its loss mask and the norms of its rows.",
 )
 @click.option("--tokenizer", metavar="M", help="Tokenizer that decodes the text.  [default: the captured model's]")
 @json_option

@@ -22,9 +22,15 @@ if TYPE_CHECKING:
 @click.argument("model", metavar="M")
 @click.option("--revision", metavar="R", help="Branch, tag or commit of a hub model.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model.")
-@click.option("--adapter", metavar="NAME", help="Adapter that reads the residual stream if it is not plain.")
+@click.option("--adapter", metavar="NAME", help="How to read the hidden state if a layer has several candidates.")
 @click.option("--layer-ids", "ids", metavar="I,J,...", help="Convert these ids to each system's.")
-@click.option("--ids-of", default="layer_output", show_default=True, metavar="SYSTEM", help="System of --layer-ids.")
+@click.option(
+    "--ids-of",
+    default="layer_output",
+    show_default=True,
+    metavar="SYSTEM",
+    help="Engine or trainer whose ids --layer-ids are.",
+)
 @json_option
 def layers(
     model: str,
@@ -35,7 +41,7 @@ def layers(
     ids_of: str,
     as_json: bool,
 ) -> int:
-    """Print where the decoder layers of M are, and the default ids of each algorithm in each system.
+    """Print the decoder layers of M, and each algorithm's default layer ids as every engine and trainer counts them.
 
     Reads the config and the headers of local weight files, no weights.
     """

@@ -92,7 +92,8 @@ COMPUTE = OptionGroup(
         option("--device-map", metavar="MAP", help="Spread the model over devices: auto, balanced, ... (needs accelerate)."),
         option(
             "--attn-implementation", metavar="NAME",
-            help="Attention: eager, sdpa, flash_attention_2, ...  [default: as transformers; capture: in blocks on some CPUs]",
+            help="Attention: eager, sdpa, flash_attention_2, ...  [default: transformers' choice; capture: hiddentap's blocked "
+            "attention on some CPUs]",
         ),
         option(
             "--keep-quantized", is_flag=True,
@@ -114,7 +115,8 @@ LAYERS = OptionGroup(
         ),
         option(
             "--ids-of", metavar="SYSTEM",
-            help="System of the ids, instead of --convention: vllm, specforge, ... (see `hiddentap layers M`).",
+            help="Engine or trainer whose layer ids these are (vllm, specforge, ...; see `hiddentap layers M`); replaces "
+            "--convention.",
         ),
         option(
             "--draft-config", type=click.Path(), metavar="FILE",
@@ -123,7 +125,7 @@ LAYERS = OptionGroup(
         option("--algorithm", type=choice(Algorithm), help="Use the default layers of this algorithm."),
         option(
             "--adapter", metavar="NAME",
-            help="Adapter that reads the residual stream if it is not plain; errors list those that fit.",
+            help="How to read the hidden state if a layer has several candidates for it; the error lists the adapters that fit.",
         ),
         option(
             "--final", type=choice(Final), default="pre", show_default=True,
@@ -136,7 +138,7 @@ DATA = OptionGroup(
     (
         option(
             "--data", multiple=True, required=True, metavar="F",
-            help="Input file (.jsonl, .jsonl.gz, .json, .parquet) or data set. Repeatable.",
+            help="Input file (.jsonl, .jsonl.gz, .json, .parquet) or dataset. Repeatable.",
         ),
     ),
 )  # fmt: skip
@@ -157,7 +159,7 @@ TEXT = OptionGroup(
         option("--max-length", type=click.IntRange(1), default=4096, show_default=True, help="Maximum tokens per sample."),
         option(
             "--on-too-long", type=choice(OnTooLong), default="truncate", show_default=True,
-            help="Truncate or drop longer rows.",
+            help="What to do with longer rows.",
         ),
         option(
             "--loss-on", type=choice(LossOn), default="assistant", show_default=True,
@@ -165,7 +167,7 @@ TEXT = OptionGroup(
         ),
         option(
             "--think", type=choice(Think), default="keep", show_default=True,
-            help="Keep or mask the assistant's thinking, <think> to </think>.",
+            help="Keep the assistant's thinking (<think> to </think>) in the loss mask, or take it out (mask).",
         ),
         option(
             "--ids-format", type=choice(IdsFormat), default="plain", show_default=True,

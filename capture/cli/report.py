@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--max-rows", type=click.IntRange(1), default=65_536, show_default=True, metavar="N",
-    help="Draw about N rows, from samples spread evenly over OUT.",
+    help="Compute the figures from about N rows, of samples spread evenly over OUT.",
 )  # fmt: skip
 @output_options
 def report(out: Path, html: Path | None, png: Path | None, max_rows: int, quiet: bool, as_json: bool) -> int:
