@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import click
 
 from ...models.errors import HiddentapError
+from ..system_advice import system_advice
 from .audit import audit
 from .capture import capture
 from .export import export
@@ -55,10 +56,12 @@ def main() -> None:
 
 
 def _refused(error: OSError) -> str:
-    """Return the system's message with the file's name, never with a file descriptor."""
-    if isinstance(error.filename, int) or (error.filename is None and error.strerror):
-        return f"the system refused to read or write a file: {error.strerror}; look at its log (`dmesg`) and run again"
-    return str(error)
+    """Return the system's message with the file's name, never with a file descriptor, and what to do."""
+    if error.strerror is None:
+        return str(error)
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None and not isinstance(name, int)]
+    what = f"{' -> '.join(names)}: cannot be used" if names else "the system refused to read or write a file"
+    return f"{what} ({error.strerror}). {system_advice(error)}"
 
 
 def _failed(text: str, code: int) -> int:

@@ -14,29 +14,12 @@ import numpy as np
 import torch
 
 from ...models.errors import RunError, UsageError
+from ..system_advice import FULL, system_advice
 from .errors import DiskFullError, FileAccessError, ShardError
 
 COPY_BYTES = 4 << 20
 # So much is written before the disk is told to begin with it: its work is then done beside ours, and little is left for the seal.
 WRITE_BACK_BYTES = 64 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FILES = "Raise the limit on open files (`ulimit -n`) and run again."
-_SERVER = "The file server lost or refuses it: see that its folder is mounted, then run again."
-_RIGHTS = "See who owns it and what its permissions are (`ls -l`), then run again."
-_DEVICE = (
-    "The disk or the way to it fails: look at the system's log (`dmesg`) before running again; what is on disk is kept."
-)
-_ADVICE = {
-    errno.EMFILE: _FILES,
-    errno.ENFILE: _FILES,
-    errno.ESTALE: _SERVER,
-    errno.ETIMEDOUT: _SERVER,
-    errno.ENOTCONN: _SERVER,
-    errno.EACCES: _RIGHTS,
-    errno.EPERM: _RIGHTS,
-    errno.EROFS: "Its file system is mounted read-only; choose another folder.",
-    errno.EIO: _DEVICE,
-}
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
@@ -59,17 +42,13 @@ def file_error(path: Path, doing: str, error: OSError, needed: int = 1) -> RunEr
     Returns:
         DiskFullError for "no space left", "over quota" and "file too large", else FileAccessError.
     """
-    if error.errno in _FULL:
+    if error.errno in FULL:
         return DiskFullError(
             f"no room for {path.name} in {path.parent}: {needed} bytes needed, {_free(path.parent)} free "
             f"({error.strerror}).",
             "Make room or raise the quota, then run again: sealed shards are kept.",
         )
-    return FileAccessError(f"{path}: cannot be {doing} ({error.strerror or error}).", _advice(error))
-
-
-def _advice(error: OSError) -> str:
-    return _ADVICE.get(error.errno or 0, "Run again once that is mended; what is on disk is kept.")
+    return FileAccessError(f"{path}: cannot be {doing} ({error.strerror or error}).", system_advice(error))
 
 
 def _free(folder: Path) -> int | str:
@@ -130,9 +109,9 @@ def create_file(path: Path) -> int:
             f"{path} exists: another process writes it, or one was killed; remove it in that case."
         ) from error
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             raise file_error(path, "created", error) from error
-        raise FileAccessError(f"{path} cannot be created ({error.strerror}).", _advice(error)) from error
+        raise FileAccessError(f"{path} cannot be created ({error.strerror}).", system_advice(error)) from error
 
 
 def open_regular(path: Path) -> int:

@@ -4,6 +4,7 @@ import errno
 import os
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,6 +81,37 @@ def test_an_error_of_the_system_with_a_number_for_a_name_is_told_without_it(
     text = capsys.readouterr().err
     assert "Input/output error" in text
     assert "15" not in text
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "advice"),
+    [("stat", errno.EIO, "dmesg"), ("stat", errno.ESTALE, "mounted"), ("listdir", errno.EMFILE, "ulimit -n")],
+)
+def test_a_look_that_the_system_refuses_is_told_with_the_files_name_and_what_to_do(
+    call: str,
+    number: int,
+    advice: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = write_folder(tmp_path / "out", 2)
+    place, real = str(out / "shards"), getattr(os, call)
+
+    def refuse(path: object, *args: Any, **more: Any) -> object:
+        if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(place):
+            raise OSError(number, os.strerror(number), os.fspath(path))
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, call, refuse)
+    monkeypatch.setattr("sys.argv", ["hiddentap", "verify", str(out), "--model", "none"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(f"hiddentap: {place}")
+    assert os.strerror(number) in lines[0]
+    assert advice in lines[0]
 
 
 def test_an_unfinished_generation_is_not_said_to_be_finished_by_running_it_again(tmp_path: Path) -> None:
