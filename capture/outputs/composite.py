@@ -78,7 +78,7 @@ class CompositeDeviceAuxiliaryOutput:
 def append_auxiliary_output(
     current: DeviceAuxiliaryOutput | None, output: DeviceAuxiliaryOutput | None
 ) -> DeviceAuxiliaryOutput | None:
-    """Return `output` behind what `current` holds, as one flat composite; where one side is `None`, return the other itself.
+    """Append `output` to `current` and return one flat composite; if one of them is `None`, return the other itself.
 
     Example:
         >>> from hiddentap.capture.outputs import RowLayout

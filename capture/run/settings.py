@@ -187,8 +187,8 @@ class CaptureSettings(EngineSettings, SpeedSettings, StoreSettings, LayerSetting
 
     Attributes:
         text: how input rows become samples.
-        answers: a folder of answers to `data`, whose samples are captured in place of the rows as they are; a regeneration
-            makes it.
+        answers: a folder of regenerated answers to `data`, which a regeneration makes; its samples are captured instead of the
+            rows of `data`.
 
     Raises:
         UsageError: a value that cannot be used; UsageTypeError for a wrong type; LayerIdError, LayerIdTypeError for layer ids.

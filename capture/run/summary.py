@@ -29,7 +29,7 @@ class RunSummary:
         batch_tokens: positions per forward at the end; None where there was no budget, or not one.
         notes: what the model's checkpoint and config disagree on.
         top_logits_share: mean probability that the stored top logits of a row hold together, None where none are stored.
-        top_logits_quantiles: the probability that 0.05, 0.5 and 0.95 of the rows do not exceed, by that share.
+        top_logits_quantiles: the 0.05, 0.5 and 0.95 quantiles of this probability over the rows, by level.
 
     Example:
         >>> summary = capture_dataset(CaptureSettings("MODEL", "chats.jsonl", "OUT2", layer_ids=[1, 2]))

@@ -25,7 +25,7 @@ class GenerationSummary:
     shared_steps: whether requests of different lengths shared steps.
     end_tokens: ids of the tokens that end an answer, by who names them.
     top_logits_share: mean probability that the stored top logits of a row hold together, None where none are stored.
-    top_logits_quantiles: the probability that 0.05, 0.5 and 0.95 of the rows do not exceed, by that share.
+    top_logits_quantiles: the 0.05, 0.5 and 0.95 quantiles of this probability over the rows, by level.
     shards_done_before: how many shards an earlier run had sealed.
     new_tokens_now, seconds: tokens that this run generated, and how long it took.
     """

@@ -85,7 +85,7 @@ class Aborts:
         self._lock = threading.Lock()
 
     def abort(self, index: int) -> None:
-        """Give up request `index`, its place among the prompts; one that has ended stays as it is."""
+        """Abort request `index`, counted from 0 among the prompts; do nothing if it has ended."""
         with self._lock:
             self._asked.add(index)
 
