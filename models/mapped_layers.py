@@ -12,6 +12,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 from unittest import mock
@@ -99,9 +100,8 @@ class MappedLayers:
         self.bytes_held = 0
         self._model, self._settings, self._converting = model, settings, converting
         self._prefixes = [f"{layers_path}.{i}." for i in range(len(self.modules))]
-        self._files: list[Any] = [safe_open(file, framework="pt") for file in files]  # mapped as long as they are open
-        slices = {key: file.get_slice(key) for file in self._files for key in file.keys()}  # noqa: SIM118 - not a mapping
-        *self._slices, self._outside = self._by_layer(slices)
+        stored = {key: one for file in files for key, one in _stored(file)}
+        *self._stored, self._outside = self._by_layer(stored)
         self._empty: list[list[tuple[nn.Module, str, Tensor]]] = []
 
     @property
@@ -142,10 +142,10 @@ class MappedLayers:
             CheckpointError: some are not in the checkpoint, or do not fit.
         """
         try:
-            info = self._read(self._slices[layer])
+            info = self._read(self._stored[layer])
             self._model._adjust_missing_and_unexpected_keys(info)
             self.unexpected_keys |= info.unexpected_keys
-            self.bytes_held += sum(_bytes(one) for one in self._slices[layer].values())
+            self.bytes_held += sum(one.bytes for one in self._stored[layer].values())
             absent = [name for module, name, empty in self._empty[layer] if getattr(module, name) is empty]
             faults = [*absent, *map(str, info.mismatched_keys), *info.conversion_errors.values(), *info.error_msgs]
             if faults:
@@ -161,30 +161,34 @@ class MappedLayers:
     def one_layer_of_each_kind(self) -> Iterator[None]:
         """Hold the first of the layers whose tensors have the same names and shapes, inside the block."""
         kinds: dict[Any, int] = {}
-        for layer, slices in enumerate(self._slices):
-            kind = frozenset((re.sub(r"\d+", "*", key), tuple(one.get_shape())) for key, one in slices.items())
+        for layer, stored in enumerate(self._stored):
+            kind = frozenset((re.sub(r"\d+", "*", key), one.shape) for key, one in stored.items())
             kinds.setdefault(kind, layer)
         with ExitStack() as stack:
             for layer in kinds.values():
                 stack.enter_context(self.held(layer))
             yield
 
-    def _read(self, slices: Mapping[str, Any]) -> Any:
+    def _read(self, stored: Mapping[str, _Stored]) -> Any:
         # A transform remembers what it renamed, so each part gets its own.
         mapping = copy.deepcopy(self._settings.weight_mapping)
         settings = dataclasses.replace(self._settings, weight_mapping=mapping)
-        with self._converting(), _without_bars():
-            info, _ = convert_and_load_state_dict_in_model(self._model, dict(slices), settings)
+        with ExitStack() as opened, self._converting(), _without_bars():
+            # Closed again: the pages of a file that stays mapped count as memory of the process.
+            names = {one.file for one in stored.values()}
+            files: dict[str, Any] = {name: opened.enter_context(safe_open(name, framework="pt")) for name in names}
+            slices = {key: files[one.file].get_slice(key) for key, one in stored.items()}
+            info, _ = convert_and_load_state_dict_in_model(self._model, slices, settings)
         return info
 
-    def _by_layer(self, slices: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _by_layer(self, stored: Mapping[str, _Stored]) -> list[dict[str, _Stored]]:
         """Return what the files hold of each layer, and last the rest: weights that layers share are among it."""
         mapping = copy.deepcopy(self._settings.weight_mapping or [])
         renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
         converters = [one for one in mapping if isinstance(one, WeightConverter)]
         names, prefix = self._model.state_dict(), self._model.base_model_prefix
-        found: list[dict[str, Any]] = [{} for _ in range(len(self.modules) + 1)]
-        for key, one in slices.items():
+        found: list[dict[str, _Stored]] = [{} for _ in range(len(self.modules) + 1)]
+        for key, one in stored.items():
             name, _ = rename_source_key(key, renamings, converters, prefix, names)
             if name not in names and key in names:
                 name, _ = rename_source_key(key, [], [], prefix, names)
@@ -199,9 +203,23 @@ class MappedLayers:
         return next((i for i, prefix in enumerate(self._prefixes) if name.startswith(prefix)), len(self.modules))
 
 
-def _bytes(stored: Any) -> int:
-    bits = int(re.sub(r"\D*(\d*).*", r"\1", stored.get_dtype()) or 8)  # BF16, F8_E4M3, BOOL
-    return torch.Size(stored.get_shape()).numel() * bits // 8
+@dataclass(frozen=True)
+class _Stored:
+    """One tensor of a checkpoint, and the file that holds it."""
+
+    file: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+def _stored(name: str) -> Iterator[tuple[str, _Stored]]:
+    file: Any
+    with safe_open(name, framework="pt") as file:
+        for key in file.keys():  # noqa: SIM118 - not a mapping
+            one = file.get_slice(key)
+            shape = tuple(one.get_shape())
+            bits = int(re.sub(r"\D*(\d*).*", r"\1", one.get_dtype()) or 8)  # BF16, F8_E4M3, BOOL
+            yield key, _Stored(name, shape, torch.Size(shape).numel() * bits // 8)
 
 
 @contextmanager

@@ -81,9 +81,11 @@ def test_the_report_is_that_of_a_model_in_memory(
     assert not ("exact" in how and differs)
 
 
-def test_weights_published_in_fp8_are_compared_layer_by_layer(tmp_path: Path, no_memory: Callable[[], None]) -> None:
-    out = captured(fp8_folder(tmp_path / "model"), tmp_path / "out", exact=True)
+def test_a_streamed_capture_of_fp8_weights_is_compared_layer_by_layer(
+    tmp_path: Path, no_memory: Callable[[], None]
+) -> None:
     no_memory()
+    out = captured(fp8_folder(tmp_path / "model"), tmp_path / "out", exact=True, stream_weights=True)
     report = verify(out)
     assert report.ok, str(report)
     assert "layer by layer from disk" in (report.reference or "")
