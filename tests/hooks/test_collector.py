@@ -89,6 +89,15 @@ def test_generate_of_a_captured_peft_model_is_refused_and_of_its_base_model_capt
     assert [step.aux_hidden_states.shape[0] for step in steps] == [6, 1, 1]
 
 
+def test_generate_of_a_captured_compiled_model_is_refused_and_loses_no_step() -> None:
+    wrapped: Any = captured(torch.compile(tiny.build("llama"), backend="eager"), [1])
+    steps: list[Any] = []
+    wrapped.on_auxiliary_output = steps.append
+    with pytest.raises(TapError, match=r"ran while capture is on, but not in a call of that model itself"):
+        wrapped.generate(IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=3, do_sample=False)
+    assert steps == []
+
+
 def test_backward_through_checkpointed_layers_is_no_forward_of_its_own() -> None:
     model: Any = captured(tiny.build("llama"), [1]).train()
     model.gradient_checkpointing_enable()

@@ -24,6 +24,7 @@ from hiddentap.capture.store import (
     sample_places,
 )
 from hiddentap.models.errors import RunError, UsageError
+from support.damage import flip_bit
 from support.shards import open_files, write_shard
 
 K, H = 2, 3
@@ -199,6 +200,30 @@ def test_few_files_stay_open_and_every_item_still_reads(tmp_path: Path, monkeypa
     for _ in range(2):
         assert [data[i]["input_ids"][0].item() for i in range(5)] == [0, 10, 30, 40, 50]
     assert open_files(tmp_path) == 1
+
+
+@pytest.mark.parametrize("column", ["aux_hidden_states", "pre_norm", "input_ids", "loss_mask"])
+def test_a_bit_that_flipped_after_the_seal_is_found_when_its_sample_is_read_with_check(
+    column: str, tmp_path: Path
+) -> None:
+    out = make_folder(tmp_path / "out")
+    flip_bit(out / "shards/shard-000000.safetensors", column)  # of its first sample, the shorter one: s0
+    checked = CapturedDataset(out, check=True)
+    with pytest.raises(ShardError, match=f"{column} of sample 's0' does not match its checksum"):
+        checked[0]
+    assert [checked[i]["sample_id"] for i in range(1, 5)] == ["s1", "s3", "s4", "s5"]
+    assert CapturedDataset(out)[0]["sample_id"] == "s0"
+
+
+def test_a_shard_file_alone_and_loader_workers_check_too(tmp_path: Path) -> None:
+    out = make_folder(tmp_path / "out")
+    path = out / "shards/shard-000000.safetensors"
+    assert len(list(DataLoader(CapturedDataset(out, check=True), batch_size=None, num_workers=1))) == 5
+    flip_bit(path, "aux_hidden_states")
+    with pytest.raises(ShardError, match="'s0' does not match"):
+        CapturedDataset(path, check=True)[0]
+    with pytest.raises(ShardError, match="'s0' does not match"):
+        list(DataLoader(CapturedDataset(out, check=True), batch_size=None, num_workers=1))
 
 
 def test_changing_an_item_changes_nothing_stored(tmp_path: Path) -> None:
