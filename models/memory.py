@@ -34,7 +34,7 @@ def available_bytes(device: torch.device) -> int:
     if device.type != "cpu":
         free, _ = torch.accelerator.get_memory_info(device)
         return int(free)
-    limits = (_left(folder, files) for folder, files in _control_groups(_PROC))
+    limits = (_left(folder, files) for folder, files in control_groups(_PROC))
     return min([_free_of_the_machine(), *(left for left in limits if left is not None)])
 
 
@@ -54,7 +54,7 @@ def _free_of_the_machine() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
-def _control_groups(proc: Path) -> Iterator[tuple[Path, _Files]]:
+def control_groups(proc: Path) -> Iterator[tuple[Path, _Files]]:
     """Yield the folder of the memory control group that the process is in, then those around it, up to the mount."""
     try:
         mounts = (proc / "mountinfo").read_text().splitlines()

@@ -28,6 +28,7 @@ from benchmarking.samples import DATA_SETS
 from benchmarking.setting import Setting
 from benchmarking.speed import speed
 from benchmarking.storage import storage
+from benchmarking.streamed import streamed
 from smollm2 import default_folder
 
 from hiddentap.models.choices import CpuFastPaths
@@ -41,13 +42,17 @@ SECTIONS: dict[str, Callable[[Setting], list[Figure]]] = {
     "growth": growth,
     "device": device,
     "generation": generation,
+    "streamed": streamed,
 }
+# It makes a model of its own and needs the right to make control groups.
+ONLY_IF_ASKED = ("streamed",)
 
 
 def main() -> None:
     asked = arguments()
     setting = setting_of(asked)
-    figures = [figure for name in asked.only or SECTIONS for figure in SECTIONS[name](setting)]
+    default = [name for name in SECTIONS if name not in ONLY_IF_ASKED]
+    figures = [figure for name in asked.only or default for figure in SECTIONS[name](setting)]
     about = machine(setting)
     print("\n".join(f"- {name}: {value}" for name, value in about.items()), end="\n\n")
     print(markdown(figures))
