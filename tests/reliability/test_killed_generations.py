@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from hiddentap import CapturedDataset
 from support.fork_server import ForkServer
-from support.long_tests import takes_many_minutes
 from support.model_folder import write_rows
 
 ROWS = [{"id": f"r{i}", "text": "Once upon a time"[: 3 + i % 14]} for i in range(24)] + [{"nothing": 1}]
@@ -31,6 +31,13 @@ def talk(place: int, questions: Sequence[str] = ("Hm?", "Why?", "So?")) -> dict[
         messages.append({"role": "user", "content": questions[(place + turn) % len(questions)]})
         messages.append({"role": "assistant", "content": "Yes."})
     return {"id": f"t{place}", "messages": messages}
+
+
+def first_layers(folder: Path, count: int, to: Path) -> Path:
+    """Copy a model with its tokenizer and template, and of its decoder layers the first `count`."""
+    shutil.copytree(folder, to, ignore=shutil.ignore_patterns("*.safetensors"))
+    AutoModelForCausalLM.from_pretrained(folder, num_hidden_layers=count).save_pretrained(to)
+    return to
 
 
 def tree(out: Path) -> dict[str, bytes]:
@@ -52,11 +59,38 @@ class Generations:
     def start(self, name: str) -> Any:
         return self._server.start(*self._command, "--out", self._folder / name)
 
-    def killed_after(self, seconds: float) -> bool:
-        """Kill a run then, and see what the same command makes of its folder; False where it was over before."""
-        run = self.start("killed")
-        time.sleep(seconds)
-        return self._killed(run)
+    def kill_at_random_instants(self, count: int, chosen: random.Random) -> None:
+        """Kill a run, the one that resumes it, the next, until so many died; the last resumes to the end.
+
+        A run that is over before its instant came has the bytes of the whole one, and the next begins anew.
+        """
+        out, kept = self._folder / "killed", dict[Path, int]()
+        while count:
+            run = self.start("killed")
+            # Later instants would mostly find it over: a resumed run has less to do, and reaches its last stages by then.
+            time.sleep(chosen.uniform(0.1, 0.7) * self.seconds)
+            if run.lives():
+                os.kill(run.pid, signal.SIGKILL)
+            ended = run.wait()
+            assert ended.code in (0, -signal.SIGKILL), ended.text
+            assert {path: path.stat().st_ino for path in kept} == kept
+            if ended.code == 0:
+                assert tree(out) == self.whole
+                shutil.rmtree(out)
+                kept = {}
+            else:
+                count -= 1
+                kept = self._sealed(out)
+        ended = self.start("killed").wait()
+        assert ended.code == 0, ended.text
+        assert tree(out) == self.whole
+        assert {path: path.stat().st_ino for path in kept} == kept
+
+    def _sealed(self, out: Path) -> dict[Path, int]:
+        """Return the shards and pieces of answers there, which have the bytes of the whole run's already."""
+        sealed = [*out.glob("shards/*.safetensors"), *out.glob("answers/answers-*.jsonl")]
+        assert all(path.read_bytes() == self.whole[str(path.relative_to(out))] for path in sealed)
+        return {path: path.stat().st_ino for path in sealed}
 
     def kill_with(self, files: str, count: int) -> None:
         """Kill a run once so many such files are sealed, and see what the same command makes of its folder."""
@@ -75,7 +109,7 @@ class Generations:
             os.kill(run.pid, signal.SIGKILL)
         killed = run.wait().code == -signal.SIGKILL
         out = self._folder / "killed"
-        sealed = {path: path.stat().st_ino for path in out.glob("**/*.safetensors") if path.parent.name == "shards"}
+        sealed = self._sealed(out)
         again = self.start("killed").wait()
         assert again.code == 0, again.text
         assert tree(out) == self.whole
@@ -107,24 +141,26 @@ def test_a_killed_regeneration_goes_on_to_the_same_bytes(server: ForkServer, lla
     assert len(CapturedDataset(tmp_path / "whole")) == 24
 
 
-@takes_many_minutes
 @pytest.mark.slow
 @pytest.mark.smollm2
-def test_ten_kills_at_random_instants_of_generations_of_smollm2(
+def test_kills_at_random_instants_of_a_generation_of_smollm2(
     server: ForkServer, smollm2_folder: Path, tmp_path: Path
 ) -> None:
-    chosen = random.Random(8)
-    data = write_rows(tmp_path / "rows.jsonl", [talk(i, QUESTIONS) for i in range(12)])
-    common = ("--model", smollm2_folder, "--data", data, "--layer-ids", "1,14,26", "--max-new-tokens", 12)
-    steps = ("--shard-rows", 150, "--max-batch", 4)
-    commands = {
-        "greedy": (4, *steps, *GREEDY),
-        "seeded": (3, *steps, *SEEDED),
-        "all turns": (3, "--turns", "all", "--max-batch", 1, "--temperature", 1, "--seed", 3),
-    }
-    for name, (kills, *command) in commands.items():
-        (tmp_path / name).mkdir()
-        runs = Generations(server, tmp_path / name, *common, *command)
-        killed = 0
-        while killed < kills:
-            killed += runs.killed_after(chosen.uniform(0.1, 0.98) * runs.seconds)
+    data = write_rows(tmp_path / "rows.jsonl", [talk(i, QUESTIONS) for i in range(6)])
+    steps = ("--layer-ids", "1,14,26", "--max-new-tokens", 4, "--shard-rows", 150, "--max-batch", 2)
+    runs = Generations(server, tmp_path, "--model", smollm2_folder, "--data", data, *steps, *SEEDED)
+    assert sum(name.startswith("shards/") for name in runs.whole) >= 2
+    runs.kill_at_random_instants(4, random.Random(8))
+
+
+@pytest.mark.slow
+@pytest.mark.smollm2
+def test_ten_kills_at_random_instants_of_a_regeneration_of_smollm2s_first_layers(
+    server: ForkServer, smollm2_folder: Path, tmp_path: Path
+) -> None:
+    model = first_layers(smollm2_folder, 6, tmp_path / "model")
+    data = write_rows(tmp_path / "rows.jsonl", [talk(i, QUESTIONS) for i in range(9)])
+    turns = ("--turns", "all", "--max-new-tokens", 2, "--max-batch", 1, "--temperature", 1, "--seed", 3)
+    runs = Generations(server, tmp_path, "--model", model, "--data", data, "--layer-ids", "1,3,5", *turns)
+    assert sum("answers-" in name for name in runs.whole) == 2
+    runs.kill_at_random_instants(10, random.Random(8))

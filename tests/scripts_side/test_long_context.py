@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from support.long_tests import takes_many_minutes
-
 SCRIPT = Path(__file__).parents[2] / "scripts/long_context.py"
 
 
-@takes_many_minutes
 @pytest.mark.slow
 def test_it_ends_with_a_table_of_the_whole_run_and_those_in_chunks(tmp_path: Path) -> None:
     command = [
