@@ -7,7 +7,6 @@ are known without a run: see `models.length_limits`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, get_args
@@ -18,9 +17,8 @@ from transformers import StaticCache
 from ..models.call import cache_in
 from ..models.decoder import Decoder
 from ..models.length_limits import LengthLimits
-from ..models.modules import unwrapped
 from .collector import Collector
-from .company_probe import AtOnce, CompanyProbe, one_after_the_other
+from .company_probe import AtOnce, CompanyProbe, one_after_the_other, takes_position_ids
 from .errors import TapError
 from .positions import RealPositions, counted_positions, has_state
 from .ways import Way
@@ -155,7 +153,7 @@ class Company:
         try:
             self.require("left padding")
         except TapError as without:
-            if not self._takes_position_ids():
+            if not takes_position_ids(self._decoder.model):
                 raise
             try:
                 self.require("left padding with position ids")
@@ -163,6 +161,3 @@ class Company:
                 raise without from None
             return True
         return False
-
-    def _takes_position_ids(self) -> bool:
-        return "position_ids" in inspect.signature(type(unwrapped(self._decoder.model)).forward).parameters

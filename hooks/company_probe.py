@@ -6,6 +6,7 @@ may cost: see `_LONGEST_RUN`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -13,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import StaticCache
 
 from ..models.call import (
@@ -29,6 +30,7 @@ from ..models.call import (
 from ..models.config import model_config, named_lengths, stated_positions
 from ..models.decoder import Decoder
 from ..models.length_limits import LengthLimits
+from ..models.modules import unwrapped
 from .collector import Collector
 from .positions import counted_positions
 from .rounding import computes_in_half, error_beyond_rounding, most_error, row_errors
@@ -43,8 +45,18 @@ _SHORT, _LONG = 4, 9
 _RUN_SHORT, _RUN_LONG = 3, 4
 # Named lengths up to this one are run too; longer ones would cost more than a run gains.
 _LONGEST_RUN = 128
+# Positions that a sequence is moved by at most: rotary embeddings there still round little in float32.
+_LARGEST_SHIFT = 9216
 # Nothing but what stands in the padding differs: rows of half precision hardly move at all then.
 _HALF_FILLING_TOLERANCE = 1e-2
+
+
+# What models raise where they cannot be run so.
+_RAISED = (TypeError, ValueError, LookupError, AttributeError, RuntimeError)
+
+
+def takes_position_ids(model: nn.Module) -> bool:
+    return "position_ids" in inspect.signature(type(unwrapped(model)).forward).parameters
 
 
 def one_after_the_other(_collector: Collector, forwards: Sequence[Callable[[], list[Tensor]]]) -> list[list[Tensor]]:
@@ -111,7 +123,7 @@ class CompanyProbe:
     def _fault_or_error(self, way: Way, what: str, compared: Callable[[], str | None]) -> str | None:
         try:
             return compared()
-        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+        except _RAISED as error:
             name = type(self._decoder.model).__name__
             return f"{name} cannot be run with {way}: tried on {what}, it raised {type(error).__name__}: {error}"
 
@@ -157,10 +169,10 @@ class CompanyProbe:
         lengths = named_lengths(model_config(self._decoder.model))
         return [length for length in lengths if length <= _LONGEST_RUN and length not in self._limits.cuts]
 
-    def _most(self) -> int:
-        """Return the most positions of a sequence that is tried."""
+    def _most(self, unstated: int = 4 * _LONGEST_RUN) -> int:
+        """Return the most positions of a sequence that is tried; `unstated` where neither the config nor a budget names it."""
         config = model_config(self._decoder.model)
-        return min(stated_positions(config) or 4 * _LONGEST_RUN, self._limits.selects_past or 4 * _LONGEST_RUN)
+        return min(stated_positions(config) or unstated, self._limits.selects_past or unstated)
 
     def _compared(self, way: Way, lengths: tuple[int, int]) -> str | None:
         """Compare a batch of two sequences with each alone, and with itself where other ids stand in the padding."""
@@ -178,6 +190,27 @@ class CompanyProbe:
             change = error_beyond_rounding((parts[1], parts[0]), half=half)
             if change is not None:
                 return self._refusal(name, way, change)
+        return self._shifted(way, ids[1:]) if way == "left padding" else None
+
+    def _shifted(self, way: Way, ids: Tensor) -> str | None:
+        """Compare a sequence (1, S) with itself at later positions, where padding before it puts it if the model counts it.
+
+        What changes slowly with the position, such as a scale of the attention, shows behind much padding only.
+        """
+        model, S = self._decoder.model, ids.shape[1]
+        shift = min(self._most(_LARGEST_SHIFT), min(self._limits.cuts, default=_LARGEST_SHIFT)) - S
+        if not takes_position_ids(model) or shift < 1:
+            return None
+        plain, positions = without_cache(model), torch.arange(S, device=ids.device)[None]
+        forwards = [partial(self._rows, ids, {**plain, "position_ids": positions + k}, [(0, S)]) for k in (0, shift)]
+        try:
+            here, there = self._at_once(self._collector, forwards)
+        except _RAISED:
+            return None  # It takes other ids than these; its own, behind a little padding, were compared.
+        for name, expected, rows in zip(self._collector.taps.names, here, there, strict=True):
+            change = error_beyond_rounding([(rows, expected)], half=self._half)
+            if change is not None:
+                return self._refusal(name, way, change, why=f", {shift} positions further back")
         return None
 
     def _compared_in_steps(self, way: Way, edges: Sequence[int]) -> str | None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertLMHeadModel, StaticCache
+from transformers import CONFIG_MAPPING, BertConfig, BertLMHeadModel, StaticCache
 
 from hiddentap.capture.mixin import with_capture
 from hiddentap.hooks import TapError, tap
@@ -18,6 +18,9 @@ IDS = tiny.token_ids(2, 6)
 LONGROPE = {
     "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
     "original_max_position_embeddings": 64,
+}  # fmt: skip
+SCALED = {
+    "rope_type": "default", "rope_theta": 10000.0, "llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 1024,
 }  # fmt: skip
 
 
@@ -379,3 +382,33 @@ def test_a_window_that_a_plain_forward_has_too_stays_open_behind_a_cache(family:
     with torch.no_grad(), tap(model, [2], stop_early=False) as t:
         for way in ("one token behind a cache", "several tokens behind a cache", "a static cache"):
             t._company.require(way)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("beam", {}),
+        ("ministral3", {"rope_parameters": SCALED}),
+    ],
+)
+def test_a_scale_that_grows_slowly_with_the_position_makes_positions_be_counted_from_the_mask(family, fields) -> None:
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {family}")
+    model, wide = build(family, **fields, max_position_embeddings=131072), 3000
+    ids, mask = torch.cat([IDS[1].repeat(wide)[:wide], IDS[0]])[None], torch.tensor([[0] * wide + [1] * 6])
+    expected = rows_alone(model, [IDS[0]], "model.layers", 3)
+    seen: list[Tensor] = []
+    handle = model.model.layers[3].register_forward_hook(
+        lambda _m, _a, out: seen.append((out[0] if isinstance(out, tuple) else out)[0, -6:].clone())
+    )
+    with torch.no_grad():
+        model(ids, attention_mask=mask, use_cache=False)
+        handle.remove()
+        assert float((seen[0] - expected).norm() / expected.norm()) > 1e-3
+        with tap(model, [3]) as t:
+            torch.testing.assert_close(t.run(ids, attention_mask=mask).rows()[:, 0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_rotary_embeddings_alone_need_no_positions_counted_from_the_mask() -> None:
+    with torch.no_grad(), tap(build("llama", max_position_embeddings=131072), [2]) as t:
+        assert not t._company.counts_positions()
