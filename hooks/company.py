@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import StaticCache
 
 from ..models.call import cache_in
+from ..models.config import columns_of_one_scale, model_config
 from ..models.decoder import Decoder
 from ..models.length_limits import LengthLimits
 from .collector import Collector
@@ -94,6 +95,8 @@ class Company:
         own_ids = given.get("position_ids")
         counted = left and own_ids is None and self.counts_positions()
         self._require_limits(positions, own_ids, before, held, counted=counted)
+        if left:
+            self._require_one_scale(held + positions.S)
         self._require_cache(cache_in(given), positions, mask, held, own_ids is not None)
         if left and own_ids is not None:
             self.require("left padding with position ids")
@@ -120,6 +123,15 @@ class Company:
         if is_static and isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] > held + positions.S:
             self.require(
                 "a static cache, a wider mask and position ids" if own_ids else "a static cache and a wider mask"
+            )
+
+    def _require_one_scale(self, width: int) -> None:
+        model = self._decoder.model
+        most = columns_of_one_scale(model_config(model))
+        if most is not None and width >= most:
+            raise TapError(
+                f"{type(model).__name__} scales attention by the column from column {most} on, and takes padding on the left for "
+                f"positions; found {width} columns. Pad on the right, or run one sequence a forward."
             )
 
     def _require_limits(

@@ -67,6 +67,13 @@ def named_lengths(config: Any) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def columns_of_one_scale(config: Any) -> int | None:
+    """Return from how many columns on attention is scaled by the column, as in Llama 4; None where it is not."""
+    text = text_config(config)
+    step = getattr(text, "floor_scale", None)
+    return step if getattr(text, "attn_temperature_tuning", False) and type(step) is int else None
+
+
 # Budgets of indexers, each with what one selected entry stands for: positions, blocks or compressed groups of them.
 _BUDGETS = {"index_topk": "compress_rates", "index_topk_blocks": "index_block_size", "indexer_budget": None}
 

@@ -412,3 +412,18 @@ def test_a_scale_that_grows_slowly_with_the_position_makes_positions_be_counted_
 def test_rotary_embeddings_alone_need_no_positions_counted_from_the_mask() -> None:
     with torch.no_grad(), tap(build("llama", max_position_embeddings=131072), [2]) as t:
         assert not t._company.counts_positions()
+
+
+def test_left_padding_is_refused_where_attention_is_scaled_by_the_column() -> None:
+    model = build("llama4_text", floor_scale=16, no_rope_layers=[0] * 4)
+    ids, real = tiny.token_ids(1, 16), torch.ones(1, 16, dtype=torch.int64)
+    left, right = torch.cat([real[:, :4] * 0, real[:, 4:]], 1), torch.cat([real[:, :12], real[:, 12:] * 0], 1)
+    with torch.no_grad(), tap(model, [2]) as t:
+        with pytest.raises(
+            TapError, match=r"scales attention by the column from column 16 on.*found 16 columns\. Pad on"
+        ):
+            t.run(ids, attention_mask=left)
+        short = t.run(ids[:, :15], attention_mask=left[:, :15]).rows()[:, 0]
+        rows = t.run(ids, attention_mask=right).rows()[:, 0]
+    torch.testing.assert_close(short, rows_alone(model, [ids[0, 4:15]], "model.layers", 2), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(rows, rows_alone(model, [ids[0, :12]], "model.layers", 2), atol=1e-4, rtol=1e-4)
