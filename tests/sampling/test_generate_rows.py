@@ -13,6 +13,7 @@ from hiddentap.capture.sampling.generation.cached_model import cached_model
 from hiddentap.capture.sampling.generation.prompt_lookup import PromptLookup
 from hiddentap.capture.sampling.kv_cache.held_positions import HeldPositions
 from hiddentap.models.layer_choice import LayerChoice
+from support.architectures import build, livened
 from support.fake_requests import FakeBatch, FakeRequest
 from support.generation import (
     FOUR,
@@ -42,6 +43,12 @@ def test_rows_of_ragged_batches(family: str, options: dict[str, Any]) -> None:
     for result in run(family, **options):
         assert len(result.token_ids) == COUNT
         assert_rows_of_a_plain_forward(lively(family), result)
+
+
+def test_rows_of_ragged_batches_of_a_model_that_scales_attention_by_the_column() -> None:
+    model = livened(build("llama4_text", floor_scale=16, no_rope_layers=[0] * 4))
+    for result in generate_with_capture(model, PROMPTS, GREEDY, layer_ids=LAYER_IDS):
+        assert_rows_of_a_plain_forward(model, result)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_oss"])

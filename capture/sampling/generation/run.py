@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....models.checked_fields import CheckedFields
+from ....models.config import columns_of_one_scale, model_config
 from ....models.errors import UsageError
 from ...data.chat.template import ChatTemplate
 from ...progress import Progress, Silent
@@ -125,7 +126,9 @@ class GenerationRun:
             probes.require_chunks()
         if options.prompt_lookup:
             probes.require_crop()
-        ragged = options.max_batch > 1 and requests > 1
+        # Empty slots in front of a shorter request are columns too.
+        by_column = columns_of_one_scale(model_config(self._model.model)) is not None
+        ragged = options.max_batch > 1 and requests > 1 and not by_column
         shares = ragged and probes.shares_steps(recording=options.prompt_lookup > 0)
         return LoopSettings(options.max_batch, options.prefill_chunk, options.prompt_lookup, shares)
 
