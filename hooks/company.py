@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import StaticCache
 
 from ..models.call import cache_in
-from ..models.config import columns_of_one_scale, model_config
 from ..models.decoder import Decoder
 from ..models.length_limits import LengthLimits
 from .collector import Collector
@@ -50,9 +49,7 @@ class Company:
 
     def require(self, way: Way) -> None:
         """Raise TapError unless rows that run this way are those of their sequences alone."""
-        if way not in self._faults:
-            self._faults[way] = self._probe.fault(way)
-        fault = self._faults[way]
+        fault = self._fault(way)
         if fault is not None:
             raise TapError(fault)
 
@@ -94,9 +91,7 @@ class Company:
         left = any(positions.starts) or min(before) < held
         own_ids = given.get("position_ids")
         counted = left and own_ids is None and self.counts_positions()
-        self._require_limits(positions, own_ids, before, held, counted=counted)
-        if left:
-            self._require_one_scale(held + positions.S)
+        self._require_limits(positions, own_ids, before, held, left=left, counted=counted)
         self._require_cache(cache_in(given), positions, mask, held, own_ids is not None)
         if left and own_ids is not None:
             self.require("left padding with position ids")
@@ -125,36 +120,28 @@ class Company:
                 "a static cache, a wider mask and position ids" if own_ids else "a static cache and a wider mask"
             )
 
-    def _require_one_scale(self, width: int) -> None:
-        model = self._decoder.model
-        most = columns_of_one_scale(model_config(model))
-        if most is not None and width >= most:
-            raise TapError(
-                f"{type(model).__name__} scales attention by the column from column {most} on, and takes padding on the left for "
-                f"positions; found {width} columns. Pad on the right, or run one sequence a forward."
-            )
-
     def _require_limits(
-        self, positions: RealPositions, own_ids: Any, before: Sequence[int], held: int, *, counted: bool
+        self, positions: RealPositions, own_ids: Any, before: Sequence[int], held: int, *, left: bool, counted: bool
     ) -> None:
         limits = self._limits
         if limits == LengthLimits():
             return
         totals = [b + length for b, length in zip(before, positions.lengths, strict=True)]
-        width = held + positions.S
+        width = columns = held + positions.S
         if isinstance(own_ids, Tensor):
             width = int(own_ids.max()) + 1
         elif counted:
             width = max(totals)
-        fault = limits.fault(totals, width, max(before)) or limits.selection_fault(totals, held + positions.S, held)
+        fault = limits.fault(totals, width, max(before)) or limits.selection_fault(totals, columns, held)
+        if left:
+            fault = fault or limits.scale_fault(columns)
         if fault is not None:
             raise TapError(f"{type(self._decoder.model).__name__}: {fault}")
 
     def try_every_way(self) -> None:
         """Try all ways now: a sharded model runs in all its processes or in none, and only some of them may meet padding."""
         for way in get_args(Way):
-            if way not in self._faults:
-                self._faults[way] = self._probe.fault(way)
+            self._fault(way)
 
     def counts_positions(self) -> bool:
         """Return whether sequences padded on the left need position ids that were counted from their mask.
@@ -173,3 +160,8 @@ class Company:
                 raise without from None
             return True
         return False
+
+    def _fault(self, way: Way) -> str | None:
+        if way not in self._faults:
+            self._faults[way] = self._probe.fault(way)
+        return self._faults[way]

@@ -49,13 +49,12 @@ _LONGEST_RUN = 128
 _LARGEST_SHIFT = 9216
 # Nothing but what stands in the padding differs: rows of half precision hardly move at all then.
 _HALF_FILLING_TOLERANCE = 1e-2
-
-
 # What models raise where they cannot be run so.
 _RAISED = (TypeError, ValueError, LookupError, AttributeError, RuntimeError)
 
 
 def takes_position_ids(model: nn.Module) -> bool:
+    """Return whether the forward of `model` has an argument of that name."""
     return "position_ids" in inspect.signature(type(unwrapped(model)).forward).parameters
 
 
@@ -108,9 +107,8 @@ class CompanyProbe:
         All in one call tells in two forwards of almost every model that it is right; of the others, and of those that cannot
         run it, single tokens tell.
         """
-        for length in self._tried_windows():
-            end = _SHORT + 2 * length + 6
-            if end <= self._most() and self._fault_of_calls(way, [0, _SHORT, end]) is not None:
+        for end in self._past_windows():
+            if self._fault_of_calls(way, [0, _SHORT, end]) is not None:
                 fault = self._fault_of_calls(way, [0, *range(_SHORT, end + 1)])
                 if fault is not None:
                     return fault
@@ -151,9 +149,8 @@ class CompanyProbe:
                 yield sorted({0, first, min(first + 2, end), end})
         elif way.startswith("several"):
             yield [0, S // 3, 2 * S // 3, S]
-            for length in self._tried_windows():
-                if _SHORT + 2 * length + 6 <= most:
-                    yield [0, _SHORT, _SHORT + 2 * length + 6]
+            for end in self._past_windows():
+                yield [0, _SHORT, end]
         else:
             yield sorted({0, max(S - 2, 1), S - 1, S})
 
@@ -163,6 +160,11 @@ class CompanyProbe:
             for first, end in ((length // 2 + 1, length + 3), (length + 2, 2 * length + 6)):
                 if _LONG < end <= most:
                     yield first, end
+
+    def _past_windows(self) -> list[int]:
+        """Return where sequences end in which most tokens behind a short prompt are past a window over such tokens."""
+        ends = [_SHORT + 2 * length + 6 for length in self._tried_windows()]
+        return [end for end in ends if end <= self._most()]
 
     def _tried_windows(self) -> list[int]:
         """Return the named lengths that are tried behind a cache: those that may be a window's, and are not too long."""

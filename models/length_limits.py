@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .config import model_config, named_lengths, selected_positions, text_config
+from .config import columns_of_one_scale, model_config, named_lengths, selected_positions, text_config
 
 _CHANGING_TYPES = ("longrope", "su", "dynamic")
 
@@ -32,11 +32,24 @@ class LengthLimits:
             where there is no such length.
         selects_past: the most positions of which attention takes every one; None where it never selects. In a wider forward near
             ties are decided by rounding, so that padding or a cache can change which positions a row attends to.
+        scales_from: how wide a forward is from where on attention is scaled by the column, padding on the left included; None
+            where it is not.
     """
 
     cuts: tuple[int, ...] = ()
     unsteady_past: int | None = None
     selects_past: int | None = None
+    scales_from: int | None = None
+
+    def scale_fault(self, columns: int) -> str | None:
+        """Return why padding on the left changes rows of a forward of so many columns, with cached ones; None if it does not."""
+        first = self.scales_from
+        if first is None or columns < first:
+            return None
+        return (
+            f"this model scales attention by the column from column {first} on, and takes padding on the left for positions; "
+            f"found {columns} columns. Pad on the right, or run one sequence a forward."
+        )
 
     def selection_fault(self, lengths: Sequence[int], columns: int, held: int = 0) -> str | None:
         """Return why sparse attention might select other positions than for each sequence alone; None where it does not.
@@ -110,7 +123,8 @@ def length_limits(model: nn.Module) -> LengthLimits:
                 unsteady.add(length)
     if not examined:
         cuts |= _stated_cuts(config)
-    return LengthLimits(tuple(sorted(cuts)), min(unsteady, default=None), selected_positions(config))
+    steady = min(unsteady, default=None)
+    return LengthLimits(tuple(sorted(cuts)), steady, selected_positions(config), columns_of_one_scale(config))
 
 
 def _rotary_modules(model: nn.Module) -> Iterator[tuple[nn.Module, str | None]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils import logging
 
 from .checkpoint import CheckpointError
 from .decoder import DecoderNotFoundError, find_decoder
@@ -93,3 +95,15 @@ def _is_tied(model: Any) -> bool | None:
     if getattr(embedding, "weight", None) is None or getattr(head, "weight", None) is None:
         return None
     return address(embedding.weight) == address(head.weight)
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing a progress bar for each part of a model that is loaded inside the block."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -12,8 +12,8 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -27,9 +27,10 @@ from transformers.core_model_loading import (
     convert_and_load_state_dict_in_model,
     rename_source_key,
 )
-from transformers.utils import logging
 
 from .checkpoint import CheckpointError
+from .loaded_weights import without_progress_bars
+from .stored_tensors import StoredTensor, tensors_of_file
 
 L = TypeVar("L")
 CPU = torch.device("cpu")
@@ -100,7 +101,7 @@ class MappedLayers:
         self.bytes_held = 0
         self._model, self._settings, self._converting = model, settings, converting
         self._prefixes = [f"{layers_path}.{i}." for i in range(len(self.modules))]
-        stored = {key: one for file in files for key, one in _stored(file)}
+        stored = {one.name: one for file in files for one in tensors_of_file(Path(file))}
         *self._stored, self._outside = self._by_layer(stored)
         self._empty: list[list[tuple[nn.Module, str, Tensor]]] = []
 
@@ -169,25 +170,25 @@ class MappedLayers:
                 stack.enter_context(self.held(layer))
             yield
 
-    def _read(self, stored: Mapping[str, _Stored]) -> Any:
+    def _read(self, stored: Mapping[str, StoredTensor]) -> Any:
         # A transform remembers what it renamed, so each part gets its own.
         mapping = copy.deepcopy(self._settings.weight_mapping)
         settings = dataclasses.replace(self._settings, weight_mapping=mapping)
-        with ExitStack() as opened, self._converting(), _without_bars():
+        with ExitStack() as opened, self._converting(), without_progress_bars():
             # Closed again: the pages of a file that stays mapped count as memory of the process.
             names = {one.file for one in stored.values()}
-            files: dict[str, Any] = {name: opened.enter_context(safe_open(name, framework="pt")) for name in names}
+            files: dict[Path, Any] = {name: opened.enter_context(safe_open(name, framework="pt")) for name in names}
             slices = {key: files[one.file].get_slice(key) for key, one in stored.items()}
             info, _ = convert_and_load_state_dict_in_model(self._model, slices, settings)
         return info
 
-    def _by_layer(self, stored: Mapping[str, _Stored]) -> list[dict[str, _Stored]]:
+    def _by_layer(self, stored: Mapping[str, StoredTensor]) -> list[dict[str, StoredTensor]]:
         """Return what the files hold of each layer, and last the rest: weights that layers share are among it."""
         mapping = copy.deepcopy(self._settings.weight_mapping or [])
         renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
         converters = [one for one in mapping if isinstance(one, WeightConverter)]
         names, prefix = self._model.state_dict(), self._model.base_model_prefix
-        found: list[dict[str, _Stored]] = [{} for _ in range(len(self.modules) + 1)]
+        found: list[dict[str, StoredTensor]] = [{} for _ in range(len(self.modules) + 1)]
         for key, one in stored.items():
             name, _ = rename_source_key(key, renamings, converters, prefix, names)
             if name not in names and key in names:
@@ -201,33 +202,3 @@ class MappedLayers:
         if name in tied or name in tied.values():
             return len(self.modules)
         return next((i for i, prefix in enumerate(self._prefixes) if name.startswith(prefix)), len(self.modules))
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """One tensor of a checkpoint, and the file that holds it."""
-
-    file: str
-    shape: tuple[int, ...]
-    bytes: int
-
-
-def _stored(name: str) -> Iterator[tuple[str, _Stored]]:
-    file: Any
-    with safe_open(name, framework="pt") as file:
-        for key in file.keys():  # noqa: SIM118 - not a mapping
-            one = file.get_slice(key)
-            shape = tuple(one.get_shape())
-            bits = int(re.sub(r"\D*(\d*).*", r"\1", one.get_dtype()) or 8)  # BF16, F8_E4M3, BOOL
-            yield key, _Stored(name, shape, torch.Size(shape).numel() * bits // 8)
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

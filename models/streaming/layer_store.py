@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
-from transformers.utils import logging
 
 from ..checkpoint import CheckpointError
 from ..decoder import Decoder
 from ..errors import RunError
+from ..loaded_weights import without_progress_bars
 from .checkpoint_reader import CheckpointReader, LazyTensor
 from .dry_forward import changes_weights
 from .memory_needs import StreamedNeeds
@@ -52,21 +52,9 @@ class LoadPart:
         # A transform remembers what it renamed, so each part gets its own.
         mapping = copy.deepcopy(self.settings.weight_mapping)
         settings = dataclasses.replace(self.settings, weight_mapping=mapping, device_map={"": self.device})
-        with self.converting(), in_one_thread(), _beside_the_forward(self.device), _without_bars():
+        with self.converting(), in_one_thread(), _beside_the_forward(self.device), without_progress_bars():
             info, _ = convert_and_load_state_dict_in_model(model, dict(keys), settings)
         return info
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Keep transformers from drawing a progress bar for each layer."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....models.checked_fields import CheckedFields
-from ....models.config import columns_of_one_scale, model_config
 from ....models.errors import UsageError
 from ...data.chat.template import ChatTemplate
 from ...progress import Progress, Silent
@@ -127,7 +126,7 @@ class GenerationRun:
         if options.prompt_lookup:
             probes.require_crop()
         # Empty slots in front of a shorter request are columns too.
-        by_column = columns_of_one_scale(model_config(self._model.model)) is not None
+        by_column = self._model.tapped.limits.scales_from is not None
         ragged = options.max_batch > 1 and requests > 1 and not by_column
         shares = ragged and probes.shares_steps(recording=options.prompt_lookup > 0)
         return LoopSettings(options.max_batch, options.prefill_chunk, options.prompt_lookup, shares)
